@@ -1,0 +1,92 @@
+"""`askimage ask`: a question about images, from the terminal."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def ask(
+    words: Annotated[list[str], typer.Argument(metavar="IMAGE... QUESTION", help="Image files, then the question.")],
+    url: Annotated[str, typer.Option(help="Where the service is.", envvar="ASKIMAGE_URL")] = "http://127.0.0.1:8000",
+    stream: Annotated[bool, typer.Option("--stream", help="Show reasoning and answer as they come.")] = False,
+    thinking: Annotated[str, typer.Option(help="`auto`, or `off` for an answer at once.")] = "auto",
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of reasoning and answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the next byte.")] = 300.0,
+) -> None:
+    """Ask a running service about one or several images; the reasoning is printed dimmed.
+
+    Try: `askimage ask sign.png "What does the sign say?" --stream`
+    """
+    *paths, question = words
+    if not paths:
+        sys.exit("askimage: give at least one image file, then the question")
+    missing = [path for path in paths if not Path(path).is_file()]
+    if missing:
+        sys.exit(f"askimage: no such file: {missing[0]}")
+    fields: dict[str, Any] = {"question": question, "thinking": thinking, "stream": str(stream).lower()}
+    fields |= {"max_tokens": max_tokens} if max_tokens is not None else {}
+    fields |= {"temperature": temperature} if temperature is not None else {}
+    files = [("image", (Path(path).name, Path(path).read_bytes())) for path in paths]
+    try:
+        with (
+            httpx.Client(base_url=url, timeout=timeout) as client,
+            client.stream("POST", "/v1/ask", data=fields, files=files) as response,
+        ):
+            if response.status_code != 200:
+                response.read()
+                sys.exit(f"askimage: {_problem(response)}")
+            if stream:
+                _print_stream(response)
+            else:
+                response.read()
+                _print_reply(response.json())
+    except httpx.HTTPError as error:
+        sys.exit(f"askimage: no answer from {url}: {error}")
+
+
+def _problem(response: httpx.Response) -> str:
+    try:
+        document = response.json()
+        return f"{response.status_code} {document['title']}: {document['detail']}"
+    except (ValueError, KeyError, TypeError):
+        return f"{response.status_code}: {response.text[:500]}"
+
+
+def _print_reply(reply: dict[str, Any]) -> None:
+    if reply["reasoning"]:
+        console.print(reply["reasoning"], style="dim", markup=False)
+    if reply["answer"] is None:
+        console.print("(the output ended inside the thinking; allow more with --max-tokens)", style="yellow")
+    else:
+        console.print(reply["answer"], markup=False)
+
+
+def _print_stream(response: httpx.Response) -> None:
+    last = ""
+    for name, data in _events(response):
+        if name == "error":
+            sys.exit(f"\naskimage: {data['title']}: {data['detail']}")
+        if name in {"reasoning", "answer"}:
+            if last == "reasoning" and name == "answer":
+                console.print()
+            console.print(data["text"], style="dim" if name == "reasoning" else None, markup=False, end="")
+            last = name
+    console.print()
+
+
+def _events(response: httpx.Response) -> Iterator[tuple[str, dict[str, Any]]]:
+    name = ""
+    for line in response.iter_lines():
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            yield name, json.loads(line.removeprefix("data: "))

@@ -1,0 +1,87 @@
+"""`askimage serve`: the HTTP server around the application."""
+
+import logging
+import multiprocessing
+import os
+import sys
+from typing import Annotated
+
+import typer
+import uvicorn
+
+from app.settings import Settings, SettingsError, load_settings
+
+logger = logging.getLogger("app.serve")
+
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+def serve(
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint folder or model name; default: ASKIMAGE_MODEL__PATH.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; default: ASKIMAGE_SERVER__HOST.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; default: ASKIMAGE_SERVER__PORT.")] = None,
+) -> None:
+    """Start the service.
+
+    Everything else is set by `ASKIMAGE_…` variables or a `.env` file; `.env.example` lists them all. The server answers
+    at once, `/readyz` says when the model is loaded.
+
+    Try: `askimage serve --port 9000`, then `curl -F image=@sign.png -F question="What does the sign say?"
+    localhost:9000/v1/ask`
+    """
+    for name, value in (("MODEL__PATH", model), ("SERVER__HOST", host), ("SERVER__PORT", port)):
+        if value is not None:
+            os.environ[f"ASKIMAGE_{name}"] = str(value)
+    try:
+        settings = load_settings()
+    except SettingsError as error:
+        sys.exit(f"askimage: {error}")
+    configure_environment(settings)
+    sys.exit(_run(settings))
+
+
+def configure_environment(settings: Settings) -> None:
+    """What vLLM reads from the environment, and how this process logs."""
+    level = settings.server.log_level
+    # vLLM's own start-up log is long; its warnings are what an operator needs.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "DEBUG" if level == "debug" else "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    logging.basicConfig(level=level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def _run(settings: Settings) -> int:
+    """Serve until a signal or until the model cannot be loaded; return the exit code."""
+    from app.main import create_app
+
+    failures: list[str] = []
+
+    def fail(reason: str) -> None:
+        failures.append(reason)
+        server.should_exit = True
+
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(settings, fail),
+            host=settings.server.host,
+            port=settings.server.port,
+            log_config=None,
+            log_level=settings.server.log_level,
+            access_log=settings.server.log_level == "debug",
+            timeout_graceful_shutdown=int(settings.server.drain_timeout),
+        )
+    )
+    logger.info("loading model %s; http://%s:%d/docs", settings.model.path, settings.server.host, settings.server.port)
+    server.run()
+    if failures:
+        print(f"askimage: {failures[0]}", file=sys.stderr)
+    code = 1 if failures or not server.started else 0
+    if multiprocessing.active_children():
+        # Stopped while the engine was starting: its processes, and the thread that waits for them, end here.
+        for child in multiprocessing.active_children():
+            child.terminate()
+        sys.stderr.flush()
+        os._exit(code)
+    return code

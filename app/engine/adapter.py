@@ -1,0 +1,47 @@
+"""How a model takes images and prompts: the interface that Kimi-VL's fast path and vLLM's own processor share."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from app.engine.request import PreparedImage, Turn
+from app.images.intake import DecodedImage
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt as the engine takes it.
+
+    Attributes:
+        engine_input: vLLM's `EngineInput`.
+        prompt_tokens: Tokens, images included.
+        image_tokens: Tokens of each image, in order.
+    """
+
+    engine_input: Any
+    prompt_tokens: int
+    image_tokens: tuple[int, ...]
+
+
+class Adapter(Protocol):
+    """What the engine needs to know of a model."""
+
+    def check_size(self, width: int, height: int) -> None:
+        """Refuse an image by its size in pixels, before it is decoded. Raises ImageTooLarge."""
+
+    def prepare(self, image: DecodedImage) -> PreparedImage:
+        """Make an image ready; runs in the image pool."""
+
+    async def render(self, turns: tuple[Turn, ...], images: tuple[PreparedImage, ...], prefill: str) -> Rendered:
+        """Build the engine's input; `prefill` begins the model's own turn."""
+
+
+def load_adapter(engine: Any, max_image_tokens: int | None) -> Adapter:
+    """The adapter for the engine's model. Blocking: reads tokenizer and template."""
+    architecture = engine.model_config.hf_config.architectures[0]
+    if architecture == "KimiVLForConditionalGeneration":
+        from app.engine.kimi_vl.adapter import KimiVLAdapter
+
+        return KimiVLAdapter(engine.model_config.model, max_image_tokens)
+    from app.engine.generic import GenericAdapter
+
+    return GenericAdapter(engine)

@@ -1,0 +1,142 @@
+"""What the service measures: Prometheus series and the figures that `/health` shows.
+
+Both read the same objects, so that a figure on `/health` always equals its series.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from app.engine.gpu import Gpus
+
+# Seconds: from a cached first token on a GPU to a long queue on a busy machine.
+LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+WINDOW_SECONDS = 10.0
+
+
+class Window:
+    """Sum and mean of what was observed over the last `WINDOW_SECONDS`.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._observed: deque[tuple[float, float]] = deque()
+
+    def add(self, value: float) -> None:
+        self._forget()
+        self._observed.append((self._clock(), value))
+
+    def per_second(self) -> float:
+        self._forget()
+        return sum(value for _, value in self._observed) / WINDOW_SECONDS
+
+    def mean(self) -> float:
+        """0 when nothing was observed."""
+        self._forget()
+        return sum(value for _, value in self._observed) / max(1, len(self._observed))
+
+    def _forget(self) -> None:
+        oldest = self._clock() - WINDOW_SECONDS
+        while self._observed and self._observed[0][0] <= oldest:
+            self._observed.popleft()
+
+
+class Telemetry:
+    """Series of one service, and the engine's latest state.
+
+    Args:
+        gpus: Devices whose memory is reported.
+        registry: Where the series are registered; vLLM registers its own in the default one.
+    """
+
+    def __init__(self, gpus: Gpus, registry: CollectorRegistry = REGISTRY) -> None:
+        self.gpus = gpus
+        self.running = 0
+        self.waiting = 0
+        self.kv_cache_usage = 0.0
+        self.prompt_rate = Window()
+        self.generation_rate = Window()
+        self.recent_queue_time = Window()
+        self.requests = Counter("askimage_requests", "Questions by outcome.", ["route", "outcome"], registry=registry)
+        self.tokens = Counter("askimage_tokens", "Tokens by kind.", ["kind"], registry=registry)
+
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(f"askimage_{name}_seconds", text, buckets=LATENCY_BUCKETS, registry=registry)
+
+        self.preprocess = histogram("preprocess", "Decoding and patching the images of a request.")
+        self.queue_time = histogram("queue_time", "Waiting in the engine before the first prefill step.")
+        self.prefill = histogram("prefill", "From the first prefill step to the first token.")
+        self.time_to_first_token = histogram("time_to_first_token", "From the request's arrival to its first token.")
+        self.decode = histogram("decode", "From the first token to the last.")
+        self.request_seconds = histogram("request", "From the request's arrival to the end of its answer.")
+        self.state = Gauge("askimage_engine_state", "1 for the engine's current state.", ["state"], registry=registry)
+        registry.register(_Live(self))
+
+    def record_engine(self, scheduler: Any, iteration: Any) -> None:
+        """Take one engine step's statistics (vLLM's SchedulerStats and IterationStats; either may be None)."""
+        if scheduler is not None:
+            self.running = scheduler.num_running_reqs
+            self.waiting = scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs
+            self.kv_cache_usage = scheduler.kv_cache_usage
+        if iteration is not None:
+            self.prompt_rate.add(iteration.num_prompt_tokens)
+            self.generation_rate.add(iteration.num_generation_tokens)
+
+
+class _Live(Collector):
+    """Gauges that are read when somebody asks."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+
+    def describe(self) -> list[Any]:
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        now = self._telemetry
+        yield GaugeMetricFamily("askimage_running", "Requests the engine is running.", now.running)
+        yield GaugeMetricFamily("askimage_waiting", "Requests waiting in the engine.", now.waiting)
+        yield GaugeMetricFamily(
+            "askimage_kv_cache_usage_ratio", "Share of the KV cache in use, 0-1.", now.kv_cache_usage
+        )
+        yield GaugeMetricFamily(
+            "askimage_queue_time_recent_seconds", "Mean queue time over 10 s.", now.recent_queue_time.mean()
+        )
+        rate = GaugeMetricFamily("askimage_tokens_per_second", "Tokens per second over 10 s.", labels=["kind"])
+        rate.add_metric(["prompt"], now.prompt_rate.per_second())
+        rate.add_metric(["generation"], now.generation_rate.per_second())
+        yield rate
+        readings = now.gpus.memory()
+        if readings:  # no series rather than zeros on a machine without GPUs
+            for name, text in (("used", "GPU memory in use."), ("total", "GPU memory of the device.")):
+                family = GaugeMetricFamily(f"askimage_gpu_memory_{name}_bytes", text, labels=["gpu"])
+                for reading in readings:
+                    family.add_metric([str(reading.index)], getattr(reading, f"{name}_bytes"))
+                yield family
+
+
+def stat_logger(telemetry: Telemetry) -> Callable[[Any, int], Any]:
+    """A vLLM stat-logger factory that hands every engine step to `telemetry`."""
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class TelemetryLogger(StatLoggerBase):  # type: ignore[misc]
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            pass
+
+        def record(
+            self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+        ) -> None:
+            telemetry.record_engine(scheduler_stats, iteration_stats)
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return TelemetryLogger
