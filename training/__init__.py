@@ -1,0 +1,1 @@
+"""Training code of the askimage demo model: a small Kimi-VL taught on synthetic scenes."""
