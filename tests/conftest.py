@@ -1,12 +1,46 @@
-"""Fixtures shared by all tests."""
+"""Shared by all tests: one real server, on the demo model, for the whole session."""
 
 import os
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
+
+from support import ROOT, answers, serve, wait_for
+
+START_SECONDS = 120
 
 
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
-    """The checkpoint the tests run on: the demo model, or the folder named by ASKIMAGE_TEST_MODEL."""
-    return Path(os.environ.get("ASKIMAGE_TEST_MODEL", Path(__file__).parent.parent / "demo_model")).resolve()
+    """The checkpoint that the tests run on; ASKIMAGE_TEST_MODEL names another than the demo model."""
+    return Path(os.environ.get("ASKIMAGE_TEST_MODEL", ROOT / "demo_model"))
+
+
+@pytest.fixture(scope="session")
+def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a service that is ready, with the real engine on the test model."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    limits = {
+        "ASKIMAGE_IMAGES__MAX_BYTES": "2000000",
+        "ASKIMAGE_IMAGES__MAX_PER_REQUEST": "3",
+        "ASKIMAGE_SERVER__MAX_BODY_BYTES": "8000000",
+        "ASKIMAGE_ENGINE__MAX_MODEL_LEN": "2048",
+    }
+    with serve(model_dir, log, **limits) as (address, process):
+
+        def ready() -> bool:
+            if process.poll() is not None:
+                pytest.fail(f"the server ended:\n{log.read_text()}")
+            return answers(f"{address}/readyz", 200)
+
+        wait_for(ready, START_SECONDS, "the server is ready")
+        yield address
+
+
+@pytest.fixture
+async def client(server: str) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client of the session's server."""
+    async with httpx.AsyncClient(base_url=server, timeout=60) as http:
+        yield http

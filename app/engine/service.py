@@ -56,6 +56,7 @@ class EngineService:
         self._adapter: Adapter | None = None
         self._temperature = DEFAULT_TEMPERATURE
         self._state = EngineState.LOADING
+        self._settled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._markers = Markers(settings.model.thinking_open, settings.model.thinking_close)
 
@@ -67,6 +68,11 @@ class EngineService:
         """Begin to load in the background; `state` tells how far it is."""
         self._set_state(EngineState.LOADING)
         self._tasks.append(asyncio.create_task(self._load(), name="engine-load"))
+
+    async def settled(self) -> EngineState:
+        """Wait until loading is over; the state says how it ended."""
+        await self._settled.wait()
+        return self._state
 
     async def stop(self) -> None:
         """Take no more requests and end the engine's processes."""
@@ -217,6 +223,8 @@ class EngineService:
 
     def _set_state(self, state: EngineState) -> None:
         self._state = state
+        if state is not EngineState.LOADING:
+            self._settled.set()
         for each in EngineState:
             self.telemetry.state.labels(each.value).set(each is state)
 

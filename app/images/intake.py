@@ -5,18 +5,20 @@ Everything here is synchronous and runs in the decoding pool (`app/images/pool.p
 
 import hashlib
 import io
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
-from app.errors import ImageTooLarge, UndecodableImage, UnsupportedImage
+from app.errors import ApiError, ImageTooLarge, UndecodableImage, UnsupportedImage
 
+Image.init()
 # Pillow decodes only these; its other plug-ins (EPS, PDF, HDF5, …) are never tried on uploaded bytes.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "MPO")
-_REPORTED_AS = {"MPO": "JPEG"}
+FORMATS = tuple(name for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF") if name in Image.OPEN)
+_REPORTED_AS = {"MPO": "JPEG"}  # several JPEGs in one file, opened as JPEG
+# Pillow's limit warns at one size and refuses at twice that; `max_pixels` below is the one that counts.
+Image.MAX_IMAGE_PIXELS = None
 _SRGB = ImageCms.createProfile("sRGB")
 
 
@@ -60,32 +62,21 @@ def decode(
     if not data:
         raise UnsupportedImage("the file is empty; send the image's bytes", field="image")
     try:
-        with warnings.catch_warnings():
-            # Pillow's own size warning is replaced by max_pixels; other warnings concern damaged metadata.
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                _check_header(image, max_pixels, check_size)
-                image.load()
-                pixels = _to_rgb(ImageOps.exif_transpose(image))
-                frames: int = getattr(image, "n_frames", 1)
-                name = str(image.format)
-    except (UnsupportedImage, ImageTooLarge):
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            _check_header(image, max_pixels, check_size)
+            image.load()
+            pixels = _to_rgb(ImageOps.exif_transpose(image))
+            frames: int = getattr(image, "n_frames", 1)
+            name = str(image.format)
+    except ApiError:
         raise
     except UnidentifiedImageError:
         raise UnsupportedImage(
-            f"the file is not an image in a format this service takes ({', '.join(supported_formats())})", field="image"
+            f"the file is not an image in a format this service takes ({', '.join(FORMATS)})", field="image"
         ) from None
-    except Image.DecompressionBombError:
-        raise ImageTooLarge(f"the image has more than {max_pixels} pixels", field="image", limit=max_pixels) from None
     except Exception as error:  # Pillow's decoders raise nearly anything on hostile input
         raise UndecodableImage(f"the image is truncated or damaged: {error}", field="image") from error
     return DecodedImage(image_id(data), _REPORTED_AS.get(name, name), pixels, frames)
-
-
-def supported_formats() -> list[str]:
-    """Formats on the allow-list that this Pillow can open."""
-    Image.init()
-    return [name for name in FORMATS if name in Image.OPEN and name not in _REPORTED_AS]
 
 
 def _check_header(image: Image.Image, max_pixels: int, check_size: Callable[[int, int], None]) -> None:

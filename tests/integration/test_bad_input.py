@@ -1,0 +1,163 @@
+"""Bad input gets a 4xx problem document that names the field and the limit, and never harms the service."""
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from support import picture
+
+QUESTION = "What do you see?"
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that claims a size and has next to no data."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def flat(width: int, height: int, **save: object) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), "white").save(file, **({"format": "PNG"} | save))
+    return file.getvalue()
+
+
+async def post(client: httpx.AsyncClient, image: bytes | None, **fields: Any) -> httpx.Response:
+    data = {"question": QUESTION} | fields
+    files = {"image": ("picture", image)} if image is not None else {"unused": (None, "")}
+    if image is None:
+        return await client.post("/v1/ask", files={name: (None, value) for name, value in data.items()})
+    return await client.post("/v1/ask", data=data, files=files)
+
+
+def assert_problem(response: httpx.Response, status: int, field: str | None, text: str) -> None:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert problem["status"] == status
+    assert problem.get("field") == field
+    assert text in problem["detail"]
+    assert problem["request_id"] == response.headers["x-request-id"]
+    assert problem["type"] == f"urn:askimage:error:{problem['code']}"
+
+
+@pytest.mark.parametrize(
+    ("image", "status", "text"),
+    [
+        (None, 422, "at least one image"),
+        (b"", 415, "empty"),
+        (b"just some text\n" * 10, 415, "JPEG"),
+        (b"%PDF-1.7\n%%EOF", 415, "PNG"),
+        (picture(400, 300, format="JPEG")[:2000], 422, "truncated"),
+        (picture()[:60], 422, "truncated"),
+        (png_header(60_000, 60_000), 413, "60000×60000"),
+        (flat(7200, 28), 413, "7168"),
+        (flat(8000, 8200, format="JPEG", quality=5), 413, "64000000"),
+        (b"\xff\xd8\xff" + bytes(2_100_000), 413, "2000000"),
+    ],
+    ids=["none", "empty", "text", "pdf", "cut-jpeg", "cut-png", "huge-header", "long-side", "pixels", "bytes"],
+)
+async def test_a_bad_image_is_refused(client: httpx.AsyncClient, image: bytes | None, status: int, text: str) -> None:
+    assert_problem(await post(client, image), status, "image", text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"question": ""}, "question"),
+        ({"question": "  \n"}, "question"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": "9"}, "temperature"),
+        ({"top_p": "0"}, "top_p"),
+        ({"max_tokens": "0"}, "max_tokens"),
+        ({"max_tokens": "1e3"}, "max_tokens"),
+        ({"seed": str(2**64)}, "seed"),
+        ({"stream": "maybe"}, "stream"),
+        ({"thinking": "loud"}, "thinking"),
+        ({"thinking_budget": "-1"}, "thinking_budget"),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"json_schema": '{"type": "strange"}'}, "json_schema"),
+        ({"history": "[1]"}, "history.0"),
+        ({"history": '[{"role": "system", "content": "x"}]'}, "history.0.role"),
+        ({"deadline_ms": "soon"}, "deadline_ms"),
+        ({"stop": ""}, "stop.0"),
+        ({"temprature": "1"}, "temprature"),
+        ({"system": ["a", "b"]}, "system"),
+        ({"image_id": "0" * 64}, "image_id"),
+    ],
+)
+async def test_a_bad_field_is_named(client: httpx.AsyncClient, fields: dict[str, Any], field: str) -> None:
+    response = await post(client, picture(), **fields)
+    assert response.status_code == (404 if field == "image_id" else 422), response.text
+    assert_problem(response, response.status_code, field, "")
+
+
+async def test_an_unknown_field_names_the_nearest_one(client: httpx.AsyncClient) -> None:
+    assert_problem(await post(client, picture(), temprature="1"), 422, "temprature", "temperature")
+
+
+async def test_a_question_over_the_context_is_refused_in_both_modes(client: httpx.AsyncClient) -> None:
+    for stream in ("false", "true"):
+        response = await post(client, picture(), question="word " * 5000, stream=stream)
+        assert_problem(response, 413, "question", "2048")
+        assert response.json()["limit"] == 2048
+
+
+async def test_too_many_images_are_refused(client: httpx.AsyncClient) -> None:
+    files = [("image", (f"{n}.png", picture())) for n in range(4)]
+    response = await client.post("/v1/ask", data={"question": QUESTION}, files=files)
+    assert_problem(response, 413, "image", "at most 3")
+
+
+async def test_the_bad_one_of_several_images_is_named(client: httpx.AsyncClient) -> None:
+    files = [("image", ("a.png", picture())), ("image", ("b.png", b"no image"))]
+    response = await client.post("/v1/ask", data={"question": QUESTION}, files=files)
+    assert_problem(response, 415, "image", "image 2 of 2")
+
+
+async def test_a_file_where_text_is_expected_and_the_reverse(client: httpx.AsyncClient) -> None:
+    as_text = await client.post("/v1/ask", files={"question": (None, QUESTION), "image": (None, "x")})
+    assert_problem(as_text, 422, "image", "must be a file")
+    as_file = await client.post("/v1/ask", files={"question": ("q.txt", QUESTION), "image": picture()})
+    assert_problem(as_file, 422, "question", "must be text")
+
+
+async def test_what_is_no_form_is_malformed(client: httpx.AsyncClient) -> None:
+    assert_problem(await client.post("/v1/ask", json={"question": QUESTION}), 400, None, "multipart/form-data")
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    assert_problem(await client.post("/v1/ask", content=b"nonsense", headers=headers), 400, None, "cannot be parsed")
+    headers = {"content-type": "multipart/form-data"}
+    assert_problem(await client.post("/v1/ask", content=b"nonsense", headers=headers), 400, None, "boundary")
+
+
+async def test_a_body_over_the_cap_is_refused_whatever_it_declares(client: httpx.AsyncClient) -> None:
+    async def chunks() -> Any:
+        for _ in range(9):
+            yield bytes(1_000_000)
+
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    assert_problem(await client.post("/v1/ask", content=bytes(9_000_000), headers=headers), 413, None, "8000000")
+    try:
+        streamed = await client.post("/v1/ask", content=chunks(), headers=headers)
+    except httpx.WriteError:
+        pass  # the connection was closed while the client was still sending
+    else:
+        assert streamed.status_code in {400, 413}
+
+
+async def test_other_routes_answer_with_problems_too(client: httpx.AsyncClient) -> None:
+    assert_problem(await client.get("/nothing"), 404, None, "Not Found")
+    assert (await client.get("/v1/ask")).status_code == 405
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1), (5000, 20)])
+async def test_tiny_and_thin_images_work(client: httpx.AsyncClient, size: tuple[int, int]) -> None:
+    assert (await post(client, flat(*size), max_tokens="4")).status_code == 200
