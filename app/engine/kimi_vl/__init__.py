@@ -1,0 +1,1 @@
+"""Kimi-VL inside vLLM 0.32 without remote code: tokenizer, prompt, patches, model and the vLLM plugin."""
