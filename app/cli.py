@@ -24,3 +24,7 @@ app.command()(check)
 def main() -> None:
     """Entry point of the console script."""
     sys.exit(app())
+
+
+if __name__ == "__main__":
+    main()

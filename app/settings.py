@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError as SourceError
 
 PREFIX = "ASKIMAGE_"
+CLIENT_VARIABLES = {"ASKIMAGE_URL"}  # read by `askimage ask`
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
 
 MiB = 1 << 20
@@ -131,7 +132,7 @@ def load_settings() -> Settings:
     """
     known = variables()
     for name in os.environ:
-        if name.upper().startswith(PREFIX) and name.upper() not in known:
+        if name.upper().startswith(PREFIX) and name.upper() not in known.keys() | CLIENT_VARIABLES:
             raise SettingsError(_unknown(name.upper(), known))
     try:
         return Settings()

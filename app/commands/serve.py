@@ -1,9 +1,12 @@
 """`askimage serve`: the HTTP server around the application."""
 
+import contextlib
 import logging
 import multiprocessing
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -45,11 +48,24 @@ def serve(
 def configure_environment(settings: Settings) -> None:
     """What vLLM reads from the environment, and how this process logs."""
     level = settings.server.log_level
-    # vLLM's own start-up log is long; its warnings are what an operator needs.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "DEBUG" if level == "debug" else "WARNING")
+    # vLLM's start-up fills a screen in every process; log level `debug` shows it.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if level == "debug" else "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     logging.basicConfig(level=level.upper(), format=LOG_FORMAT, stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn ends by raising the signal again, which makes a clean stop look like a crash; this one returns."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _run(settings: Settings) -> int:
@@ -62,7 +78,7 @@ def _run(settings: Settings) -> int:
         failures.append(reason)
         server.should_exit = True
 
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(
             create_app(settings, fail),
             host=settings.server.host,

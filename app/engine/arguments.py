@@ -60,6 +60,8 @@ def engine_arguments(settings: Settings, device: str) -> dict[str, Any]:
     if taken:
         logger.info("defaults for device %s: %s", device, ", ".join(f"{k}={v}" for k, v in taken.items()))
     return {
+        # Compact JSON: with free white space, small models can pad an object for ever.
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
         **defaults,
         **chosen,
         **settings.engine.extra_args,
@@ -68,6 +70,7 @@ def engine_arguments(settings: Settings, device: str) -> dict[str, Any]:
         "limit_mm_per_prompt": {"image": settings.images.max_per_request},
         "scheduling_policy": "priority",
         "trust_remote_code": False,
+        "use_tqdm_on_load": False,
     }
 
 

@@ -210,8 +210,8 @@ class EngineService:
             pass
 
     async def _watch(self) -> None:
-        while not self._engine.errored:
-            await asyncio.sleep(HEALTH_CHECK_SECONDS)  # noqa: ASYNC110 (vLLM has a flag, no event)
+        while not self._engine.errored:  # noqa: ASYNC110 (vLLM has a flag, no event)
+            await asyncio.sleep(HEALTH_CHECK_SECONDS)
         self.reason = "the engine process ended"
         self._set_state(EngineState.DEAD)
         logger.error("the inference engine has died; restart the service")

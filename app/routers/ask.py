@@ -162,7 +162,7 @@ async def _reply(
     async with aclosing(events), deadline.enforced():
         async for each in events:
             if isinstance(each, Result):
-                return _document(request, each, service) | {"answer": each.answer, "reasoning": each.reasoning}
+                return _document(request, each, service, answer=each.answer, reasoning=each.reasoning)
     raise AssertionError("a generation ends with its result")
 
 
@@ -185,11 +185,14 @@ async def _event_stream(
         yield event("error", _json(error.problem(request.id)))
 
 
-def _document(request: GenerationRequest, result: Result, service: EngineService) -> dict[str, Any]:
-    """The reply without its texts."""
+def _document(
+    request: GenerationRequest, result: Result, service: EngineService, **texts: str | None
+) -> dict[str, Any]:
+    """The reply; in a stream its texts have gone before."""
     return {
         "id": request.id,
         "model": service.settings.model.served_name,
+        **texts,
         "finish_reason": result.finish_reason,
         "usage": asdict(result.usage),
         "timings": asdict(result.timings),

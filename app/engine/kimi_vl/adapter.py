@@ -1,0 +1,66 @@
+"""Kimi-VL behind the engine's interface: exact geometry, patches from the image pool, prompts that cannot be broken."""
+
+from app.engine.adapter import Rendered
+from app.engine.kimi_vl.geometry import ImageGeometry, ImagePlan, ImageSizeError, ImageTooSmall
+from app.engine.kimi_vl.inputs import engine_input
+from app.engine.kimi_vl.processor import patchify
+from app.engine.kimi_vl.prompt import PromptBuilder, PromptError
+from app.engine.kimi_vl.tokenizer import load_tokenizer
+from app.engine.request import PreparedImage, Turn
+from app.errors import ImageTooLarge, InvalidField
+from app.images.intake import DecodedImage
+
+
+class KimiVLAdapter:
+    """Everything that the fast path needs from a checkpoint folder.
+
+    Args:
+        folder: The checkpoint.
+        max_image_tokens: Bound on the tokens of an image, below the checkpoint's own.
+    """
+
+    def __init__(self, folder: str, max_image_tokens: int | None = None) -> None:
+        self._geometry = ImageGeometry.from_folder(folder)
+        self._prompts = PromptBuilder(load_tokenizer(folder))
+        self._max_image_tokens = max_image_tokens
+
+    def check_size(self, width: int, height: int) -> None:
+        self._plan(width, height)
+
+    def prepare(self, image: DecodedImage) -> PreparedImage:
+        plan = self._plan(*image.pixels.size)
+        return PreparedImage(
+            id=image.id,
+            width=image.pixels.width,
+            height=image.pixels.height,
+            format=image.format,
+            frames=image.frames,
+            resized_to=plan.resized,
+            payload=(plan, patchify(image.pixels, self._geometry, plan)),
+        )
+
+    async def render(self, turns: tuple[Turn, ...], images: tuple[PreparedImage, ...], prefill: str) -> Rendered:
+        plans = [image.payload[0] for image in images]
+        try:
+            prompt = self._prompts.build(turns, [plan.tokens for plan in plans], prefill)
+        except PromptError as error:
+            raise InvalidField(str(error), field="history") from error
+        return Rendered(
+            # The same file at another resolution is another image to the engine's caches.
+            engine_input(
+                prompt,
+                [image.payload[1] for image in images],
+                [plan.grid for plan in plans],
+                [f"{image.id}:{plan.grid[0]}x{plan.grid[1]}" for image, plan in zip(images, plans, strict=True)],
+            ),
+            len(prompt.token_ids),
+            tuple(plan.tokens for plan in plans),
+        )
+
+    def _plan(self, width: int, height: int) -> ImagePlan:
+        try:
+            return self._geometry.plan(width, height, self._max_image_tokens)
+        except ImageTooSmall as error:
+            raise InvalidField(str(error), field="image") from error
+        except ImageSizeError as error:
+            raise ImageTooLarge(str(error), field="image") from error
