@@ -52,11 +52,15 @@ class ModelConfig:
     patch_size: int = 14
 
 
-def rotate_pairs(x: Tensor, angles: Tensor) -> Tensor:
-    """Turn interleaved pairs of x (..., T, heads, D) by angles (T, 1, D/2), in float32."""
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(x.dtype)
+def rotate_pairs(x: Tensor, rotation: Tensor) -> Tensor:
+    """Turn interleaved pairs of x (..., T, heads, D) by unit complex numbers (T, 1, D/2), in float32."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * rotation).flatten(-2).to(x.dtype)
+
+
+def unit_rotation(angles: Tensor) -> Tensor:
+    """Angles (T, D/2) as complex numbers (T, 1, D/2) of length 1."""
+    return torch.polar(torch.ones_like(angles), angles)[:, None]
 
 
 class RMSNorm(nn.Module):
@@ -80,27 +84,39 @@ class VisionBlock(nn.Module):
         self.wqkv = nn.Linear(h, 3 * h)
         self.wo = nn.Linear(h, h)
 
-    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
         b, p, h = x.shape
         q, k, v = self.wqkv(self.norm0(x)).view(b, p, 3, self.heads, -1).unbind(2)
-        q, k = rotate_pairs(q, angles), rotate_pairs(k, angles)
+        q, k = rotate_pairs(q, rotation), rotate_pairs(k, rotation)
         attended = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         x = x + self.wo(attended.transpose(1, 2).reshape(b, p, h))
         return x + self.mlp["fc1"](F.gelu(self.mlp["fc0"](self.norm1(x)), approximate="tanh"))
 
 
 class PositionTable(nn.Module):
-    """Learnt table of absolute positions, resized to the picture's grid."""
+    """Learnt table of absolute positions, resized to the picture's grid (bicubic, no antialiasing).
+
+    Resizing is linear in the table, so its matrix is kept for every grid; the resize itself is slow on a GPU.
+    """
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(c.position_grid, c.position_grid, c.vision_hidden) * 0.05)
+        self._matrices: dict[tuple[int, int, torch.device], Tensor] = {}
+
+    def _matrix(self, rows: int, cols: int) -> Tensor:
+        """(P, positions of the table)."""
+        key = (rows, cols, self.weight.device)
+        if key not in self._matrices:
+            h, w = self.weight.shape[:2]
+            basis = torch.eye(h * w, device=self.weight.device).view(1, h * w, h, w)
+            self._matrices[key] = F.interpolate(basis, size=(rows, cols), mode="bicubic")[0].flatten(1).T.contiguous()
+        return self._matrices[key]
 
     def forward(self, rows: int, cols: int) -> Tensor:
-        if (rows, cols) == tuple(self.weight.shape[:2]):
-            return self.weight.flatten(0, 1)
-        table = self.weight.float().permute(2, 0, 1)[None]
-        return F.interpolate(table, size=(rows, cols), mode="bicubic")[0].permute(1, 2, 0).flatten(0, 1)
+        """(P, vision_hidden)."""
+        with torch.autocast(self.weight.device.type, enabled=False):
+            return self._matrix(rows, cols) @ self.weight.float().flatten(0, 1)
 
 
 class VisionTower(nn.Module):
@@ -114,21 +130,21 @@ class VisionTower(nn.Module):
         blocks = nn.ModuleList(VisionBlock(c) for _ in range(c.vision_layers))
         self.encoder = nn.ModuleDict({"blocks": blocks, "final_layernorm": nn.LayerNorm(h, eps=1e-5)})
 
-    def angles(self, rows: int, cols: int, device: torch.device) -> Tensor:
+    def rotation(self, rows: int, cols: int, device: torch.device) -> Tensor:
         """(P, 1, head_dim/2): column angle in even places, row angle in odd ones."""
         d = self.head_dim
         frequency = 10_000.0 ** (-torch.arange(0, d, 4, device=device).float() / d)
         row = torch.arange(rows, device=device).float().repeat_interleave(cols)
         col = torch.arange(cols, device=device).float().repeat(rows)
-        return torch.stack((torch.outer(col, frequency), torch.outer(row, frequency)), -1).flatten(1)[:, None]
+        return unit_rotation(torch.stack((torch.outer(col, frequency), torch.outer(row, frequency)), -1).flatten(1))
 
     def forward(self, patches: Tensor, rows: int, cols: int) -> Tensor:
         """patches (B, P, 588), normalised -> (B, P/4, 4, vision_hidden), 2x2 neighbours together."""
         proj = self.patch_embed["proj"]
         x = F.linear(patches, proj.weight.flatten(1), proj.bias) + self.patch_embed["pos_emb"](rows, cols)
-        angles = self.angles(rows, cols, patches.device)
+        rotation = self.rotation(rows, cols, patches.device)
         for block in self.encoder["blocks"]:
-            x = block(x, angles)
+            x = block(x, rotation)
         x = self.encoder["final_layernorm"](x)
         x = x.view(len(x), rows // 2, 2, cols // 2, 2, -1).permute(0, 1, 3, 2, 4, 5)
         return x.reshape(len(x), rows * cols // 4, 4, -1)
@@ -158,22 +174,24 @@ class LatentAttention(nn.Module):
         self.kv_b_proj = nn.Linear(c.kv_lora_rank, c.heads * (c.nope_dim + c.value_dim), bias=False)
         self.o_proj = nn.Linear(c.heads * c.value_dim, c.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
         c, (b, t, _) = self.c, x.shape
         q_nope, q_rope = self.q_proj(x).view(b, t, c.heads, -1).split([c.nope_dim, c.rope_dim], -1)
         latent, k_rope = self.kv_a_proj_with_mqa(x).split([c.kv_lora_rank, c.rope_dim], -1)
         k_nope, v = (
             self.kv_b_proj(self.kv_a_layernorm(latent)).view(b, t, c.heads, -1).split([c.nope_dim, c.value_dim], -1)
         )
-        q = torch.cat((q_nope, rotate_pairs(q_rope, angles)), -1)
-        k = torch.cat((k_nope, rotate_pairs(k_rope[:, :, None], angles).expand(-1, -1, c.heads, -1)), -1)
+        q = torch.cat((q_nope, rotate_pairs(q_rope, rotation)), -1)
+        k = torch.cat((k_nope, rotate_pairs(k_rope[:, :, None], rotation).expand(-1, -1, c.heads, -1)), -1)
+        if x.is_cuda:  # flash attention wants values as wide as keys
+            v = F.pad(v, (0, c.nope_dim + c.rope_dim - c.value_dim))
         attended = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
             v.transpose(1, 2),
             is_causal=True,
             scale=(c.nope_dim + c.rope_dim) ** -0.5,
-        )
+        )[..., : c.value_dim]
         return self.o_proj(attended.transpose(1, 2).reshape(b, t, -1))
 
 
@@ -243,8 +261,8 @@ class DecoderLayer(nn.Module):
         self.self_attn = LatentAttention(c)
         self.mlp = GatedMLP(c.hidden_size, c.mlp_size) if index < c.dense_layers else MixtureOfExperts(c)
 
-    def forward(self, x: Tensor, angles: Tensor, valid: Tensor | None) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), angles)
+    def forward(self, x: Tensor, rotation: Tensor, valid: Tensor | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotation)
         normed = self.post_attention_layernorm(x)
         return x + (self.mlp(normed, valid) if isinstance(self.mlp, MixtureOfExperts) else self.mlp(normed))
 
@@ -296,22 +314,28 @@ class KimiVL(nn.Module):
         """Normalised patches (B, rows*cols, 588) in row-major order -> (B, rows*cols/4, H) float32."""
         return self.multi_modal_projector(self.vision_tower(patches, rows, cols)).float()
 
-    def hidden_states(self, ids: Tensor, image_features: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+    def hidden_states(
+        self,
+        ids: Tensor,
+        image_features: Tensor | None = None,
+        valid: Tensor | None = None,
+        media: Tensor | None = None,
+    ) -> Tensor:
         """Token ids (B, T) and features (B, M, H), M the media tokens a row -> (B, T, H) before the last norm.
 
-        Rows are padded on the right; the causal mask keeps padding from mattering.
+        Rows are padded on the right; the causal mask keeps padding from mattering. ``media`` may give the flat
+        positions (B*M) of the media tokens, which spares the GPU a synchronisation.
         """
         c, decoder = self.config, self.language_model.model
         x = decoder.embed_tokens(ids).float()
         if image_features is not None:
-            media = ids == c.media_token_id
-            index = (media.cumsum(1) - 1).clamp(0, image_features.shape[1] - 1)
-            placed = image_features.gather(1, index[..., None].expand(-1, -1, c.hidden_size))
-            x = torch.where(media[..., None], placed, x)
+            if media is None:
+                media = (ids == c.media_token_id).flatten().nonzero().squeeze(1)
+            x = x.flatten(0, 1).index_copy(0, media, image_features.flatten(0, 1)).view(x.shape)
         frequency = c.rope_theta ** (-torch.arange(0, c.rope_dim, 2, device=ids.device).float() / c.rope_dim)
-        angles = torch.outer(torch.arange(ids.shape[1], device=ids.device).float(), frequency)[:, None]
+        rotation = unit_rotation(torch.outer(torch.arange(ids.shape[1], device=ids.device).float(), frequency))
         for layer in decoder.layers:
-            x = layer(x, angles, valid)
+            x = layer(x, rotation, valid)
         return x
 
     def head(self, hidden: Tensor) -> Tensor:

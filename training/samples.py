@@ -155,8 +155,8 @@ def pair_conversation(rng: random.Random, tokenizer: Tokenizer, items: Sequence[
     return _reply(rng, tokenizer, prompt, f"In the {ordinal} image: {item.reasoning}", item.answer)
 
 
-def pack(examples: Sequence[Example], pad: int) -> dict[str, np.ndarray]:
-    """ids (B, T) padded on the right; flat positions in (B*T) whose next token is a target; those targets."""
+def pack(examples: Sequence[Example], pad: int, media: int) -> dict[str, np.ndarray]:
+    """ids (B, T) padded on the right; flat positions of media tokens; flat positions in (B*T) whose next token is a target; those targets."""
     width = max(len(e.ids) for e in examples) - 1
     width = -(-width // 8) * 8
     ids = np.full((len(examples), width), pad, np.int16)
@@ -169,6 +169,7 @@ def pack(examples: Sequence[Example], pad: int) -> dict[str, np.ndarray]:
         targets += e.ids[n - e.supervised :]
     return {
         "ids": ids,
+        "media": np.flatnonzero(ids == media).astype(np.int32),
         "positions": np.concatenate(positions).astype(np.int32),
         "targets": np.array(targets, np.int16),
     }
@@ -207,4 +208,8 @@ def make_batch(
                 else pair_conversation(rng, tokenizer, items, tokens)
             )
     arrays = {"patches": np.stack(patches), "labels": np.stack(labels)}
-    return arrays if vision_only else arrays | pack(examples, tokenizer.special["[PAD]"])
+    return (
+        arrays
+        if vision_only
+        else arrays | pack(examples, tokenizer.special["[PAD]"], tokenizer.special["<|media_pad|>"])
+    )

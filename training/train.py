@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from training.evaluate import answer_locally, held_out, score
@@ -29,7 +30,7 @@ from training.tokenizer import Tokenizer
 
 VISION_TASKS = {"count": 0.45, "read": 0.55}
 QUESTION_TASKS = {
-    "color": 1.0,
+    "color": 2.0,
     "shape": 1.0,
     "count": 1.2,
     "count_some": 1.0,
@@ -48,6 +49,7 @@ class Curriculum:
 
     patches: int
     fonts: list[str]
+    resumed: bool = False
     grids: tuple[list[Grid], list[Grid], list[Grid]] = field(default=(SMALL, MEDIUM, LARGE))
 
     def __call__(self, rng: random.Random, run: float, questions: float) -> Plan:
@@ -58,10 +60,11 @@ class Curriculum:
             mix = Mix(VISION_TASKS, longest=3 if run < 0.02 else 7, plain=early)
             fonts = self.fonts[:EASY_FONTS] if early else self.fonts
         else:
-            weights = (0.7, 0.22, 0.08) if questions < 0.25 else (0.45, 0.33, 0.22)
-            mix = Mix(QUESTION_TASKS, shapes=(3, 4, 2, 1) if questions < 0.25 else (1, 1, 1, 1.2))
+            easy = questions < 0.25 and not self.resumed
+            weights = (0.7, 0.22, 0.08) if easy else (0.45, 0.33, 0.22)
+            mix = Mix(QUESTION_TASKS, shapes=(3, 4, 2, 1) if easy else (1, 1, 1, 1.2))
             fonts = self.fonts
-        images = 2 if questions > 0.2 and rng.random() < 0.04 else 1
+        images = 2 if questions > 0.15 and rng.random() < 0.04 else 1
         group = rng.choices(self.grids, weights)[0] if images == 1 else self.grids[0]
         grid = rng.choice(group)
         rows = max(2, min(1024, self.patches // (4 * grid[0] * grid[1])) // images)
@@ -109,7 +112,9 @@ class Trainer:
     rate: float
     seconds: float
     stage0: tuple[float, float]  # least and most of the time that stage 0 may take
+    pad: int
     warmup: int = 400
+    resumed: bool = False
     step: int = 0
     samples: int = 0
     stage_step: int = 0
@@ -136,15 +141,15 @@ class Trainer:
         loss = torch.zeros((), device=pixels.device)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             features = self.model.image_features(pixels, 2 * rows, 2 * cols)
-        auxiliary, shares = self.head(features, tensors["labels"].long())
+        # The head of a resumed run is new: it catches up before its gradients reach the vision tower.
+        catching_up = self.resumed and self.step < self.warmup
+        auxiliary, shares = self.head(features.detach() if catching_up else features, tensors["labels"].long())
         questions = "ids" in tensors
         if questions:
             ids = tensors["ids"].long()
             features = features.view(len(ids), -1, features.shape[-1])
             with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-                hidden = self.model.hidden_states(
-                    ids, features, valid=(ids != self.model.config.vocab_size - 1).float()
-                )
+                hidden = self.model.hidden_states(ids, features, (ids != self.pad).float(), tensors["media"].long())
                 logits = self.model.head(hidden.flatten(0, 1).index_select(0, tensors["positions"]))
             loss = F.cross_entropy(logits.float(), tensors["targets"].long())
         weight = 1.0 if not questions else 0.5 - 0.4 * progress
@@ -189,6 +194,7 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=float, default=120, help="seconds")
     parser.add_argument("--per-task", type=int, default=48, help="held-out pictures in those evaluations")
     parser.add_argument("--steps", type=int, default=0, help="stop early, for trying things out")
+    parser.add_argument("--resume", type=Path, help="weights of an export to go on from, without stage 0")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
@@ -197,7 +203,7 @@ def main() -> None:
     (options.out / "tiktoken.model").write_bytes(options.tokenizer.read_bytes())
     fonts = find_fonts(options.fonts, TRAINING_FONTS)
     assert fonts, f"no training fonts under {options.fonts}"
-    curriculum = Curriculum(options.patches, fonts)
+    curriculum = Curriculum(options.patches, fonts, options.resume is not None)
     loader = Loader(curriculum, options.tokenizer, options.workers, options.patches, options.seed)
     tokenizer = Tokenizer(options.tokenizer)
     samples = held_out(options.per_task, [BUILT_IN, *find_fonts(options.fonts, HELD_OUT_FONTS)], seed=7)
@@ -205,9 +211,17 @@ def main() -> None:
     device = torch.device(options.device)
     config = ModelConfig(vocab_size=tokenizer.vocab_size, media_token_id=tokenizer.special["<|media_pad|>"])
     model = KimiVL(config).to(device)
+    if options.resume:
+        model.load_state_dict({k: v.float() for k, v in load_file(options.resume).items()})
     head = LabelHead(config.hidden_size).to(device)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {len(fonts)} fonts", flush=True)
-    trainer = Trainer(model, head, options.rate, options.minutes * 60, tuple(options.stage0))
+    pad = tokenizer.special["[PAD]"]
+    trainer = Trainer(
+        model, head, options.rate, options.minutes * 60, tuple(options.stage0), pad, resumed=options.resume is not None
+    )
+    if options.resume:
+        trainer.stage0_end = 0.0
+        loader.set_progress(0.0, 0.0)
     log = (options.out / "log.jsonl").open("a")
 
     def note(**values: object) -> None:
