@@ -7,9 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support import ROOT, answers, serve, wait_for
-
-START_SECONDS = 120
+from support import ROOT, START_SECONDS, answers, serve, wait_for
 
 # Taken out of the environment: the service refuses ASKIMAGE_ variables it does not know.
 TEST_MODEL = Path(os.environ.pop("ASKIMAGE_TEST_MODEL", ROOT / "demo_model"))

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 ROOT = Path(__file__).resolve().parent.parent
+START_SECONDS = 150
 
 
 def free_port() -> int:

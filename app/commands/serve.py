@@ -51,6 +51,8 @@ def configure_environment(settings: Settings) -> None:
     # vLLM's start-up fills a screen in every process; log level `debug` shows it.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if level == "debug" else "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # for vLLM's processes
     logging.basicConfig(level=level.upper(), format=LOG_FORMAT, stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
