@@ -41,7 +41,7 @@ def load_adapter(engine: Any, max_image_tokens: int | None) -> Adapter:
     if architecture == "KimiVLForConditionalGeneration":
         from app.engine.kimi_vl.adapter import KimiVLAdapter
 
-        return KimiVLAdapter(engine.model_config.model, max_image_tokens)
+        return KimiVLAdapter(engine.model_config.model, engine.model_config.dtype, max_image_tokens)
     from app.engine.generic import GenericAdapter
 
     return GenericAdapter(engine)

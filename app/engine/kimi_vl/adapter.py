@@ -1,8 +1,10 @@
 """Kimi-VL behind the engine's interface: exact geometry, patches from the image pool, prompts that cannot be broken."""
 
+import torch
+
 from app.engine.adapter import Rendered
 from app.engine.kimi_vl.geometry import ImageGeometry, ImagePlan, ImageSizeError, ImageTooSmall
-from app.engine.kimi_vl.inputs import engine_input
+from app.engine.kimi_vl.inputs import engine_input, image_hash
 from app.engine.kimi_vl.processor import patchify
 from app.engine.kimi_vl.prompt import PromptBuilder, PromptError
 from app.engine.kimi_vl.tokenizer import load_tokenizer
@@ -16,12 +18,14 @@ class KimiVLAdapter:
 
     Args:
         folder: The checkpoint.
+        dtype: Of the patches; the engine's own spares it a conversion.
         max_image_tokens: Bound on the tokens of an image, below the checkpoint's own.
     """
 
-    def __init__(self, folder: str, max_image_tokens: int | None = None) -> None:
+    def __init__(self, folder: str, dtype: torch.dtype, max_image_tokens: int | None) -> None:
         self._geometry = ImageGeometry.from_folder(folder)
         self._prompts = PromptBuilder(load_tokenizer(folder))
+        self._dtype = dtype
         self._max_image_tokens = max_image_tokens
 
     def check_size(self, width: int, height: int) -> None:
@@ -36,7 +40,7 @@ class KimiVLAdapter:
             format=image.format,
             frames=image.frames,
             resized_to=plan.resized,
-            payload=(plan, patchify(image.pixels, self._geometry, plan)),
+            payload=(plan, patchify(image.pixels, self._geometry, plan, self._dtype)),
         )
 
     async def render(self, turns: tuple[Turn, ...], images: tuple[PreparedImage, ...], prefill: str) -> Rendered:
@@ -46,12 +50,11 @@ class KimiVLAdapter:
         except PromptError as error:
             raise InvalidField(str(error), field="history") from error
         return Rendered(
-            # The same file at another resolution is another image to the engine's caches.
             engine_input(
                 prompt,
                 [image.payload[1] for image in images],
                 [plan.grid for plan in plans],
-                [f"{image.id}:{plan.grid[0]}x{plan.grid[1]}" for image, plan in zip(images, plans, strict=True)],
+                [image_hash(image.id, plan) for image, plan in zip(images, plans, strict=True)],
             ),
             len(prompt.token_ids),
             tuple(plan.tokens for plan in plans),
