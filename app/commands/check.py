@@ -145,9 +145,11 @@ def _test_image(settings: Settings) -> str:
     image = decode(file.getvalue(), max_pixels=settings.images.max_pixels)
     if not _is_kimi_vl(settings):
         return f"decoded, {image.pixels.width}×{image.pixels.height}"
+    import torch
+
     from app.engine.kimi_vl.adapter import KimiVLAdapter
 
-    prepared = KimiVLAdapter(settings.model.path, settings.images.max_tokens).prepare(image)
+    prepared = KimiVLAdapter(settings.model.path, torch.bfloat16, settings.images.max_tokens).prepare(image)
     return f"{image.pixels.width}×{image.pixels.height} becomes {prepared.payload[0].tokens} tokens"
 
 
