@@ -13,14 +13,13 @@ import pytest
 import torch
 from PIL import Image
 from vllm.config import ModelConfig
-from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.processing import BaseMultiModalProcessor
 from vllm.renderers.hf import resolve_chat_template
 from vllm.renderers.registry import RENDERER_REGISTRY
 from vllm.tokenizers import cached_tokenizer_from_config
-from vllm.tokenizers.registry import TokenizerRegistry
+from vllm.tokenizers import registry as tokenizer_registry
 
 from app.engine.kimi_vl.inputs import engine_input, image_hash
 from app.engine.kimi_vl.plugin import ARCHITECTURE, TOKENIZER_MODE, register
@@ -72,7 +71,8 @@ def processor(config: ModelConfig) -> BaseMultiModalProcessor[Any]:
 def test_the_folder_loads_without_its_code(config: ModelConfig, published: Path) -> None:
     assert config.trust_remote_code is False
     assert config.hf_config.model_type == "kimi_vl"
-    assert config.tokenizer_mode == TOKENIZER_MODE
+    assert config.is_multimodal_model
+    assert config.supports_multimodal_inputs  # vLLM falls back to text only when the processor cannot be made
     tokenizer = cached_tokenizer_from_config(config)
     assert isinstance(tokenizer, KimiVLTokenizer)
     text = "A 红色 square<|im_end|>"
@@ -85,7 +85,18 @@ def test_the_folder_loads_without_its_code(config: ModelConfig, published: Path)
 
 def test_a_tokenizer_mode_that_was_asked_for_stays(published: Path) -> None:
     register()
-    assert ModelConfig(str(published), tokenizer_mode="slow").tokenizer_mode == "slow"
+    assert tokenizer_registry.cached_resolve_tokenizer_args(str(published))[0] == TOKENIZER_MODE
+    assert tokenizer_registry.cached_resolve_tokenizer_args(str(published), tokenizer_mode="hf")[0] == "hf"
+
+
+def test_other_models_keep_their_tokenizer(published: Path, tmp_path: Path) -> None:
+    register()
+    folder = tmp_path / "other"
+    shutil.copytree(published, folder)
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"kimi_vl"', '"kimi_linear"'))
+    for name in (folder, tmp_path):
+        assert tokenizer_registry.cached_resolve_tokenizer_args(str(name))[0] == "hf"
 
 
 def test_both_ways_hand_the_engine_the_same(
@@ -126,15 +137,15 @@ def test_vllm_sizes_its_encoder_cache_by_the_largest_image(processor: BaseMultiM
 
 def test_registering_twice_changes_nothing_for_other_models() -> None:
     def others() -> list[dict[str, Any]]:
-        tables = (TokenizerRegistry.tokenizers, RENDERER_REGISTRY.renderers, MODELS_CONFIG_MAP, ModelRegistry.models)
+        tables = (tokenizer_registry.TokenizerRegistry.tokenizers, RENDERER_REGISTRY.renderers, ModelRegistry.models)
         return [{k: v for k, v in table.items() if k not in (TOKENIZER_MODE, ARCHITECTURE)} for table in tables]
 
     before = others()
     register()
-    ours = MODELS_CONFIG_MAP[ARCHITECTURE]
+    resolve = tokenizer_registry.cached_resolve_tokenizer_args
     register()
     assert others() == before
-    assert MODELS_CONFIG_MAP[ARCHITECTURE] is ours
+    assert tokenizer_registry.cached_resolve_tokenizer_args is resolve
 
 
 def test_vllm_finds_the_plugin_and_its_import_is_cheap() -> None:

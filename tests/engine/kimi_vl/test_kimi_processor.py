@@ -138,6 +138,15 @@ def test_max_tokens_is_never_passed_and_changes_nothing_that_fits(width: int, he
         assert plan.tokens > most * 0.75  # not needlessly small
 
 
+def test_max_tokens_does_not_raise_the_checkpoints_limit() -> None:
+    assert THINKING_2506.plan(4000, 3000, max_tokens=6000) == THINKING_2506.plan(4000, 3000)
+
+
+def test_cropping_leaves_whole_blocks_of_two_by_two_patches() -> None:
+    plan = CROPPING.plan(70, 60)
+    assert (plan.padded, plan.grid, plan.tokens) == ((56, 56), (4, 4), 4)
+
+
 @pytest.mark.parametrize("arguments", [(0, 5), (5, 0), (5, 5, 0)])
 def test_a_plan_needs_positive_numbers(arguments: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="at least 1"):

@@ -118,6 +118,13 @@ def test_text_next_to_template_text_is_encoded_together_with_it(demo_tokenizer: 
     assert ids == demo_tokenizer.encode("<|im_user|>Question: what colat coler<|im_end|>")
 
 
+def test_a_template_can_see_that_there_is_no_text(demo_tokenizer: KimiVLTokenizer) -> None:
+    template = "{% for m in messages %}{{ m.content or '[EOS]' }}{% endfor %}"
+    builder = PromptBuilder(_with_template(demo_tokenizer, template))
+    assert builder.build([Turn("user", "")]).token_ids == [demo_tokenizer.eos_token_id]
+    assert builder.build([Turn("user", "x")]).token_ids == demo_tokenizer.encode("x")
+
+
 def test_the_shape_is_rendered_once(demo_tokenizer: KimiVLTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     builder, calls = PromptBuilder(demo_tokenizer), []
     render = demo_tokenizer.apply_chat_template
