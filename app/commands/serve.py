@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 import uvicorn
@@ -42,7 +42,7 @@ def serve(
     except SettingsError as error:
         sys.exit(f"askimage: {error}")
     configure_environment(settings)
-    sys.exit(_run(settings))
+    _run(settings)
 
 
 def configure_environment(settings: Settings) -> None:
@@ -70,8 +70,8 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _run(settings: Settings) -> int:
-    """Serve until a signal or until the model cannot be loaded; return the exit code."""
+def _run(settings: Settings) -> NoReturn:
+    """Serve until a signal or until the model cannot be loaded, then end the process."""
     from app.main import create_app
 
     failures: list[str] = []
@@ -96,10 +96,10 @@ def _run(settings: Settings) -> int:
     if failures:
         print(f"askimage: {failures[0]}", file=sys.stderr)
     code = 1 if failures or not server.started else 0
-    if multiprocessing.active_children():
-        # Stopped while the engine was starting: its processes, and the thread that waits for them, end here.
-        for child in multiprocessing.active_children():
-            child.terminate()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
+    # The engine is shut down by now, or was still starting: then its processes end here, and a thread that waits for
+    # them must not keep this one.
+    for child in multiprocessing.active_children():
+        child.terminate()
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)

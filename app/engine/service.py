@@ -1,8 +1,10 @@
 """The one engine of this process: load, ready, drain, die."""
 
 import asyncio
+import contextlib
 import enum
 import logging
+import threading
 import time
 from collections.abc import Callable
 from contextlib import aclosing
@@ -148,7 +150,7 @@ class EngineService:
     async def _load(self) -> None:
         began = time.monotonic()
         try:
-            await asyncio.to_thread(self._build)
+            await _in_daemon_thread(self._build)
             await self._warm_up()
         except (preflight.ModelUnusable, SettingsError) as error:
             self._fail(str(error))
@@ -227,6 +229,33 @@ class EngineService:
             self._settled.set()
         for each in EngineState:
             self.telemetry.state.labels(each.value).set(each is state)
+
+
+async def _in_daemon_thread(work: Callable[[], None]) -> None:
+    """Like `asyncio.to_thread`, but neither the loop's end nor the interpreter's waits for it: a service that is
+    stopped while a model loads ends at once."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            work()
+        except BaseException as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=run, name="engine-load", daemon=True).start()
+    await done
 
 
 def _root_cause(error: BaseException) -> str:

@@ -4,10 +4,10 @@ import json
 from typing import Annotated, Any, Literal
 
 import jsonschema
+from fastapi import UploadFile
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from app.engine.request import FinishReason, Timings, Usage
-from app.routers.forms import UploadFile
 
 
 def _parse_json(value: object) -> object:

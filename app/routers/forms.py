@@ -3,10 +3,11 @@
 import difflib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from fastapi import Request, UploadFile
 from pydantic import BaseModel, ValidationError
+from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 
 from app.errors import InvalidField, MalformedRequest, first_validation_error
@@ -34,26 +35,30 @@ async def read_form(request: Request, model: type[Form], max_files: int) -> Asyn
     except HTTPException as error:
         raise MalformedRequest(f"the form cannot be parsed: {error.detail}") from error
     try:
-        values: dict[str, Any] = {}
-        for name in form:
-            field = model.model_fields.get(name)
-            if field is None:
-                near = difflib.get_close_matches(name, model.model_fields, n=1, cutoff=0)[0]
-                raise InvalidField(f"unknown field {name!r}; the nearest valid one is {near!r}", field=name)
-            sent = form.getlist(name)
-            is_list = get_origin(field.annotation) is list
-            if len(sent) > 1 and not is_list:
-                raise InvalidField(f"{name} was sent {len(sent)} times; send it once", field=name)
-            is_file = "UploadFile" in str(field.annotation)
-            for value in sent:
-                _check_kind(name, value, is_file)
-            values[name] = sent if is_list else sent[0]
-        try:
-            yield model.model_validate(values)
-        except ValidationError as error:
-            raise first_validation_error(error.errors()) from None
+        yield _validated(form, model)
     finally:
         await form.close()
+
+
+def _validated(form: FormData, model: type[Form]) -> Form:
+    values: dict[str, Any] = {}
+    for name in form:
+        field = model.model_fields.get(name)
+        if field is None:
+            near = difflib.get_close_matches(name, model.model_fields, n=1, cutoff=0)[0]
+            raise InvalidField(f"unknown field {name!r}; the nearest valid one is {near!r}", field=name)
+        sent = form.getlist(name)
+        is_list = get_origin(field.annotation) is list
+        if len(sent) > 1 and not is_list:
+            raise InvalidField(f"{name} was sent {len(sent)} times; send it once", field=name)
+        is_file = UploadFile in (field.annotation, *get_args(field.annotation))
+        for value in sent:
+            _check_kind(name, value, is_file)
+        values[name] = sent if is_list else sent[0]
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise first_validation_error(error.errors()) from None
 
 
 def _check_kind(name: str, value: object, is_file: bool) -> None:
@@ -69,6 +74,3 @@ def multipart_body(model: type[BaseModel]) -> dict[str, Any]:
     """OpenAPI `requestBody` of a form."""
     schema = model.model_json_schema()
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
-
-
-__all__ = ["UploadFile", "multipart_body", "read_form"]

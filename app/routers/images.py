@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request, Response, UploadFile
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.deps import PoolDep, ServiceDep, SettingsDep, StoreDep
@@ -19,7 +19,7 @@ from app.errors import (
     responses,
 )
 from app.images.store import StoredImage
-from app.routers.forms import UploadFile, multipart_body, read_form
+from app.routers.forms import multipart_body, read_form
 
 router = APIRouter(prefix="/v1/images", tags=["images"])
 
