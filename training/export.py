@@ -15,18 +15,23 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from training.model import KimiVL, ModelConfig
+from training.config import ModelConfig
+from training.model import KimiVL
 from training.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 CHAT_TEMPLATE = """\
 {%- for m in messages -%}
-{%- if loop.first and m['role'] != 'system' -%}<|im_system|>system<|im_middle|>You are a helpful assistant<|im_end|>{%- endif -%}
+{%- if loop.first and m['role'] != 'system' -%}
+<|im_system|>system<|im_middle|>You are a helpful assistant<|im_end|>
+{%- endif -%}
 {%- if m['role'] == 'system' -%}<|im_system|>system<|im_middle|>
 {%- elif m['role'] == 'user' -%}<|im_user|>user<|im_middle|>
 {%- else -%}<|im_assistant|>assistant<|im_middle|>{%- endif -%}
 {%- if m['content'] is string -%}{{ m['content'] }}
 {%- else -%}{%- for c in m['content'] -%}
-{%- if c['type'] in ['image', 'image_url'] -%}<|media_start|>image<|media_content|><|media_pad|><|media_end|>{%- else -%}{{ c['text'] }}{%- endif -%}
+{%- if c['type'] in ['image', 'image_url'] -%}
+<|media_start|>image<|media_content|><|media_pad|><|media_end|>
+{%- else -%}{{ c['text'] }}{%- endif -%}
 {%- endfor -%}{%- endif -%}<|im_end|>
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|im_assistant|>assistant<|im_middle|>{%- endif -%}

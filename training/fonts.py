@@ -26,7 +26,7 @@ FiraCode-Bold.ttf Hack-Regular.ttf Hack-Bold.ttf JetBrainsMono-Bold.ttf JetBrain
 EBGaramond12-Bold.otf EBGaramond12-Regular.otf LeagueSpartan-Bold.otf LeagueSpartan-Medium.otf BebasNeue-Bold.otf
 BebasNeue-Regular.otf C059-Bold.otf C059-Roman.otf P052-Bold.otf P052-Roman.otf NimbusSansNarrow-Bold.otf
 NimbusMonoPS-Bold.otf URWBookman-Demi.otf URWBookman-Light.otf URWGothic-Demi.otf URWGothic-Book.otf
-AccanthisADFStd-Bold.otf GilliusADF-Bold.otf GilliusADF-Regular.otf GilliusADF-BoldCond.otf FanwoodText-Regular.otf
+AccanthisADFStd-Bold.otf GilliusADF-Bold.otf GilliusADF-Regular.otf GilliusADF-BoldCond.otf
 Tuffy.ttf Tuffy_Bold.ttf Go-Bold.ttf Go-Regular.ttf Go-Mono-Bold.ttf LinBiolinum_RB.otf LinBiolinum_R.otf
 LinLibertine_RB.otf Dosis-Bold.otf Dosis-SemiBold.otf YanoneKaffeesatz-Bold.otf YanoneKaffeesatz-Medium.otf
 STIXGeneral-Bold.otf STIXGeneral-Regular.otf Karla-Bold.otf Karla-Regular.otf Cabin-Bold.otf Cabin-Regular.otf

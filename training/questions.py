@@ -3,38 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from training.scenes import COLORS, KINDS, Scene, Shape
-
-# Two shapes count as left/right or above/below each other from this many pixels of distance on.
-CLEAR_DISTANCE = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A question, what the model thinks, and what it answers."""
-
-    task: str
-    question: str
-    reasoning: str
-    answer: str
-
-
-def with_article(noun: str) -> str:
-    return ("an " if noun[0] in "aeiou" else "a ") + noun
-
-
-def listing(shapes: Sequence[Shape], sign: bool = False) -> str:
-    """'a red circle, an orange star and a sign'."""
-    parts = [with_article(s.name) for s in shapes] + (["a sign"] if sign else [])
-    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
-
-
-def _seen(scene: Scene) -> str:
-    return f"I see {listing(scene.shapes, scene.sign is not None)}."
-
+from training.items import Item, listing, seen, with_article
+from training.position import ask_position
+from training.scenes import COLORS, KINDS, Scene
 
 NOUNS = ("shape", "object", "thing")
 
@@ -51,7 +24,7 @@ def _color(rng: random.Random, scene: Scene) -> Item | None:
         question = rng.choice(
             ("What {w} is the {n}?", "What is the {w} of the {n}?", "What {w} is it?", "Which {w} is this?")
         )
-        return Item("color", question.format(w=word, n=noun), _seen(scene), shape.color)
+        return Item("color", question.format(w=word, n=noun), seen(scene), shape.color)
     question = rng.choice(
         (
             "What {w} is the {k}?",
@@ -63,7 +36,7 @@ def _color(rng: random.Random, scene: Scene) -> Item | None:
             "What {w} does the {k} have?",
         )
     )
-    return Item("color", question.format(w=word, k=shape.kind), _seen(scene), shape.color)
+    return Item("color", question.format(w=word, k=shape.kind), seen(scene), shape.color)
 
 
 def _shape(rng: random.Random, scene: Scene) -> Item | None:
@@ -76,7 +49,7 @@ def _shape(rng: random.Random, scene: Scene) -> Item | None:
         question = rng.choice(
             ("What shape is it?", "What shape is this?", "Which shape do you see?", "What shape is in the image?")
         )
-        return Item("shape", question, _seen(scene), shape.kind)
+        return Item("shape", question, seen(scene), shape.kind)
     question = rng.choice(
         (
             "What shape is the {c} {n}?",
@@ -88,7 +61,7 @@ def _shape(rng: random.Random, scene: Scene) -> Item | None:
         )
     )
     noun = rng.choice(("object", "thing", "figure"))
-    return Item("shape", question.format(c=shape.color, n=noun), _seen(scene), shape.kind)
+    return Item("shape", question.format(c=shape.color, n=noun), seen(scene), shape.kind)
 
 
 def _count(rng: random.Random, scene: Scene) -> Item | None:
@@ -108,7 +81,7 @@ def _count(rng: random.Random, scene: Scene) -> Item | None:
         )
     )
     tail = "That makes 1 shape." if n == 1 else f"That makes {n} shapes."
-    return Item("count", question, f"{_seen(scene)} {tail}", str(n))
+    return Item("count", question, f"{seen(scene)} {tail}", str(n))
 
 
 def _count_some(rng: random.Random, scene: Scene) -> Item | None:
@@ -141,7 +114,7 @@ def _count_some(rng: random.Random, scene: Scene) -> Item | None:
             )
         ).format(k=kind)
         what = kind if n == 1 else kind + "s"
-    return Item("count", question, f"{_seen(scene)} {n} {what}.", str(n))
+    return Item("count", question, f"{seen(scene)} {n} {what}.", str(n))
 
 
 def _presence(rng: random.Random, scene: Scene) -> Item | None:
@@ -151,7 +124,7 @@ def _presence(rng: random.Random, scene: Scene) -> Item | None:
         question = rng.choice(
             ("Is there a sign?", "Is there any text?", "Do you see a sign?", "Does the image have a sign?")
         )
-        return Item("presence", question, _seen(scene), "yes" if scene.sign else "no")
+        return Item("presence", question, seen(scene), "yes" if scene.sign else "no")
     seed = rng.choice(scene.shapes)
     color, kind = seed.color, seed.kind
     style = rng.random()
@@ -182,84 +155,7 @@ def _presence(rng: random.Random, scene: Scene) -> Item | None:
             "Does the picture contain {x}?",
         )
     )
-    return Item("presence", question.format(x=what), _seen(scene), "yes" if found else "no")
-
-
-def _position(rng: random.Random, scene: Scene) -> Item | None:
-    """Left or right, above or below, of two shapes with different names."""
-    names = [s.name for s in scene.shapes]
-    if len(names) < 2 or len(set(names)) < len(names):
-        return None
-    across = rng.random() < 0.5
-
-    def place(s: Shape) -> float:
-        return s.x if across else s.y
-
-    a, b = rng.sample(scene.shapes, 2)
-    if abs(place(a) - place(b)) < CLEAR_DISTANCE:
-        return None
-    ordered = sorted(scene.shapes, key=place)
-    thought = f"From {'left to right' if across else 'top to bottom'}: {listing(ordered)}."
-    kinds = [s.kind for s in scene.shapes]
-    short = kinds.count(a.kind) == kinds.count(b.kind) == 1 and rng.random() < 0.3
-    an, bn = (a.kind, b.kind) if short else (a.name, b.name)
-    first = rng.random() < 0.5  # ask for the left or upper one
-    wanted = min(a, b, key=place) if first else max(a, b, key=place)
-    side = ("left" if first else "right") if across else ("above" if first else "below")
-    style = rng.random()
-    if style < 0.3:
-        if across:
-            phrase = rng.choice(("Is the {a} to the {d} of the {b}?", "Is the {a} {d} of the {b}?"))
-        else:
-            phrase = "Is the {a} {d} the {b}?"
-        yes = (place(a) < place(b)) == first
-        return Item("position", phrase.format(a=an, b=bn, d=side), thought, "yes" if yes else "no")
-    gap = place(ordered[1]) - place(ordered[0]) if first else place(ordered[-1]) - place(ordered[-2])
-    if style < 0.5 and gap >= CLEAR_DISTANCE:
-        if across:
-            phrase = rng.choice(
-                (
-                    "Which shape is on the {d}?",
-                    "What is on the {d}?",
-                    "Which shape is furthest {d}?",
-                    "What is {d}most?",
-                )
-            )
-        else:
-            side = "top" if first else "bottom"
-            phrase = rng.choice(("Which shape is at the {d}?", "What is at the {d}?", "Which shape is on the {d}?"))
-        return Item("position", phrase.format(d=side), thought, "the " + ordered[0 if first else -1].name)
-    if style < 0.65 and len(names) == 2:
-        other = b if wanted is a else a
-        on = kinds.count(other.kind) == 1 and rng.random() < 0.3
-        phrase = rng.choice(
-            ("What is to the {d} of the {o}?", "Which shape is {d} of the {o}?")
-            if across
-            else ("What is {d} the {o}?", "Which shape is {d} the {o}?")
-        )
-        return Item(
-            "position", phrase.format(d=side, o=other.kind if on else other.name), thought, "the " + wanted.name
-        )
-    if across:
-        phrase = rng.choice(
-            (
-                "Which is further {d}, the {a} or the {b}?",
-                "Which shape is on the {d}, the {a} or the {b}?",
-                "What is more to the {d}, the {a} or the {b}?",
-            )
-        )
-    else:
-        higher = "higher" if first else "lower"
-        phrase = rng.choice(
-            (
-                "Which is " + higher + ", the {a} or the {b}?",
-                "Which shape is {d}, the {a} or the {b}?",
-                "What is " + higher + " up, the {a} or the {b}?"
-                if first
-                else "What is further down, the {a} or the {b}?",
-            )
-        )
-    return Item("position", phrase.format(a=an, b=bn, d=side), thought, "the " + wanted.name)
+    return Item("presence", question.format(x=what), seen(scene), "yes" if found else "no")
 
 
 def _describe(rng: random.Random, scene: Scene) -> Item | None:
@@ -303,7 +199,7 @@ def _read(rng: random.Random, scene: Scene) -> Item | None:
         )
     )
     if not scene.sign:
-        return Item("read", question, _seen(scene), "there is no sign")
+        return Item("read", question, seen(scene), "there is no sign")
     return Item("read", question, f"The sign reads {' '.join(scene.sign.text)}.", scene.sign.text)
 
 
@@ -313,7 +209,7 @@ TASKS: dict[str, Callable[[random.Random, Scene], Item | None]] = {
     "count": _count,
     "count_some": _count_some,
     "presence": _presence,
-    "position": _position,
+    "position": ask_position,
     "describe": _describe,
     "read": _read,
 }

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from training.inputs import PATCH, TOKEN, Example, example, prompt_ids, to_patches
-from training.questions import TASKS, Item, ask, vary
+from training.items import Item
+from training.questions import TASKS, ask, vary
 from training.scenes import CHARACTERS, COLORS, KINDS, Scene, draw_scene
 from training.tokenizer import DEFAULT_SYSTEM, Tokenizer
 from training.words import TRAINING_WORDS, sign_text
@@ -156,7 +157,10 @@ def pair_conversation(rng: random.Random, tokenizer: Tokenizer, items: Sequence[
 
 
 def pack(examples: Sequence[Example], pad: int, media: int) -> dict[str, np.ndarray]:
-    """ids (B, T) padded on the right; flat positions of media tokens; flat positions in (B*T) whose next token is a target; those targets."""
+    """ids (B, T) padded on the right, and flat positions in (B*T).
+
+    ``media``: of media tokens; ``positions``: of tokens whose next one is a target; ``targets``: those.
+    """
     width = max(len(e.ids) for e in examples) - 1
     width = -(-width // 8) * 8
     ids = np.full((len(examples), width), pad, np.int16)

@@ -20,11 +20,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from training.config import ModelConfig
 from training.evaluate import answer_locally, held_out, score
 from training.export import export, save_run
 from training.fonts import BUILT_IN, HELD_OUT_FONTS, TRAINING_FONTS, find_fonts
 from training.loader import Batch, Loader, Plan
-from training.model import KimiVL, ModelConfig
+from training.model import KimiVL
 from training.samples import LABEL_CLASSES, LARGE, MEDIUM, SMALL, Grid, Mix
 from training.tokenizer import Tokenizer
 
