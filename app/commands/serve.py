@@ -2,13 +2,13 @@
 
 import contextlib
 import logging
-import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from typing import Annotated, NoReturn
 
+import psutil
 import typer
 import uvicorn
 
@@ -96,10 +96,11 @@ def _run(settings: Settings) -> NoReturn:
     if failures:
         print(f"askimage: {failures[0]}", file=sys.stderr)
     code = 1 if failures or not server.started else 0
-    # The engine is shut down by now, or was still starting: then its processes end here, and a thread that waits for
-    # them must not keep this one.
-    for child in multiprocessing.active_children():
-        child.terminate()
+    # The engine is shut down by now, or was still starting: then its processes, which put off a polite signal until
+    # they are up, end here, and the thread that waits for them must not keep this one.
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)

@@ -23,8 +23,12 @@ def test_the_server_is_up_before_the_model_and_ends_cleanly_while_loading(model_
         assert early.headers["retry-after"].isdecimal()
         refused = httpx.post(f"{address}/v1/ask", data={"question": "?"}, files={"image": picture()})
         assert refused.status_code == 503
+        service = psutil.Process(process.pid)
+        wait_for(lambda: any("EngineCore" in child.name() for child in service.children()), 60, "the engine starts")
+        engine = service.children(recursive=True)
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(10) == 0
+        assert psutil.wait_procs(engine, timeout=5)[1] == []  # nothing is left behind
 
 
 @pytest.mark.parametrize(
