@@ -172,6 +172,7 @@ def export(model: KimiVL, tokenizer_file: Path, folder: Path) -> None:
             "bos_token_id": special["[BOS]"],
             "eos_token_id": ends,
             "pad_token_id": special["[PAD]"],
+            "do_sample": False,  # trained to have one right answer
             "max_length": 2048,
         },
         "preprocessor_config.json": {
