@@ -54,7 +54,6 @@ class Generation:
         answering = request.thinking == "off" or request.thinking_budget == 0
         self._splitter = ThinkingSplitter(markers, answering=answering)
         self._prefill = markers.block("") if answering else ""
-        self._raw = ""
         self._texts = dict.fromkeys(Channel, "")
         self._completion_tokens = 0
         self._reasoning_tokens = 0
@@ -106,13 +105,10 @@ class Generation:
                     for delta in deltas:
                         if not (switch and delta.channel is Channel.ANSWER):
                             yield delta
-                    if switch and self._completion_tokens < self._max_tokens:
-                        head, marker, _ = self._raw.partition(self._markers.close)
-                        self._prefill = head + marker if marker else ""
-                        self._splitter.close()
-                        return
-                    if self._budget_is_spent and not output.finished:
-                        self._prefill = self._raw + self._markers.close
+                    answer_apart = switch and self._completion_tokens < self._max_tokens
+                    if answer_apart or (self._budget_is_spent and not output.finished):
+                        thought = self._splitter.thought or not answer_apart
+                        self._prefill = self._markers.block(self._texts[Channel.REASONING]) if thought else ""
                         self._splitter.close()
                         return
         finally:
@@ -156,7 +152,6 @@ class Generation:
             self._cached_tokens = output.num_cached_tokens or 0
         thinking = self._splitter.channel is not Channel.ANSWER
         self._completion_tokens += len(completion.token_ids)
-        self._raw += completion.text
         deltas = self._splitter.feed(completion.text)
         if thinking and self._splitter.thought:
             self._reasoning_tokens = self._completion_tokens
@@ -164,6 +159,7 @@ class Generation:
 
     @property
     def _budget_is_spent(self) -> bool:
+        """Asked after each engine output, which under load can hold a few tokens more than the budget."""
         budget = self._request.thinking_budget
         thinking = self._splitter.channel is not Channel.ANSWER
         return budget is not None and thinking and self._completion_tokens >= budget

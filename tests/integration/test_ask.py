@@ -112,6 +112,16 @@ async def test_a_thinking_budget_cuts_the_thinking_and_forces_an_answer(client: 
     assert cut["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("budget", [0, 1, 2, 3])
+async def test_a_budget_that_ends_inside_the_opening_marker_still_gives_an_answer(
+    client: httpx.AsyncClient, budget: int
+) -> None:
+    reply = (await ask(client, thinking_budget=str(budget))).json()
+    assert reply["finish_reason"] == "stop"
+    assert reply["answer"]
+    assert not any(character in reply["reasoning"] + reply["answer"] for character in "◁▷")
+
+
 async def test_an_output_that_ends_inside_the_thinking_has_no_answer(client: httpx.AsyncClient) -> None:
     reply = (await ask(client, max_tokens="8")).json()
     assert reply["answer"] is None
