@@ -4,11 +4,12 @@ A class is also its own OpenAPI entry (`responses`), so that the documentation c
 """
 
 import http
+import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 PROBLEM_JSON = "application/problem+json"
 
@@ -28,7 +29,7 @@ class ApiError(Exception):
     title: ClassVar[str] = "Internal error"
 
     def __init__(
-        self, detail: str, *, field: str | None = None, limit: int | None = None, retry_after: int | None = None
+        self, detail: str, *, field: str | None = None, limit: float | None = None, retry_after: int | None = None
     ) -> None:
         super().__init__(detail)
         self.detail = detail
@@ -50,9 +51,11 @@ class ApiError(Exception):
         }
         return {name: value for name, value in members.items() if value is not None}
 
-    def response(self, request_id: str | None = None) -> JSONResponse:
+    def response(self, request_id: str | None = None) -> Response:
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
-        return JSONResponse(self.problem(request_id), self.status, headers, media_type=PROBLEM_JSON)
+        # Text that a client sent may hold what UTF-8 cannot, such as a lone surrogate; JSON's own escapes can.
+        body = json.dumps(self.problem(request_id), ensure_ascii=True)
+        return Response(body, self.status, headers, media_type=PROBLEM_JSON)
 
 
 class MalformedRequest(ApiError):
@@ -115,6 +118,12 @@ class EngineDead(ApiError):
     status, code, title = 503, "engine_dead", "Inference engine not running"
 
 
+class EngineError(ApiError):
+    """The engine failed at this request; others are not affected."""
+
+    status, code, title = 500, "engine_error", "Engine error"
+
+
 class DeadlineExceeded(ApiError):
     """`deadline_ms` passed before the answer was complete."""
 
@@ -161,4 +170,6 @@ def first_validation_error(errors: Sequence[Any]) -> InvalidField:
     first = errors[0]
     field = ".".join(str(part) for part in first["loc"] if part != "body")
     more = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
-    return InvalidField(f"{field}: {first['msg']}{more}", field=field)
+    bounds = (first.get("ctx", {}).get(name) for name in ("le", "ge", "lt", "gt", "max_length", "min_length"))
+    limit = next((bound for bound in bounds if bound is not None), None)
+    return InvalidField(f"{field}: {first['msg']}{more}", field=field, limit=limit)

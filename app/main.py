@@ -61,6 +61,7 @@ def create_app(settings: Settings, on_failure: Callable[[str], None]) -> FastAPI
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(ClientGone, _client_gone)
+    app.add_exception_handler(Exception, _bug)
     return app
 
 
@@ -79,6 +80,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
 async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     return first_validation_error(error.errors()).response(request_id_of(request))
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """A fault of ours; the traceback goes to the log, the client learns the request's id."""
+    return ApiError("an unexpected error; the log has it under this request's id").response(request_id_of(request))
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:

@@ -14,7 +14,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError as SourceError
 
 PREFIX = "ASKIMAGE_"
-CLIENT_VARIABLES = {"ASKIMAGE_URL"}  # read by `askimage ask`
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
 
 MiB = 1 << 20
@@ -31,7 +30,9 @@ class ServerSettings(_Section):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
     max_body_bytes: int = Field(64 * MiB, ge=1, description="Largest request body, in bytes.")
-    drain_timeout: float = Field(30.0, ge=0, description="Seconds that running requests get to finish at SIGTERM.")
+    drain_timeout: float = Field(
+        30.0, ge=0, le=3600, description="Seconds that running requests get to finish at SIGTERM."
+    )
 
 
 class ModelSettings(_Section):
@@ -132,7 +133,7 @@ def load_settings() -> Settings:
     """
     known = variables()
     for name in os.environ:
-        if name.upper().startswith(PREFIX) and name.upper() not in known.keys() | CLIENT_VARIABLES:
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
             raise SettingsError(_unknown(name.upper(), known))
     try:
         return Settings()

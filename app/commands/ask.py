@@ -12,15 +12,17 @@ from rich.console import Console
 
 console = Console(highlight=False, soft_wrap=True)
 
+_NO_ANSWER = "(the output ended inside the thinking; allow more with --max-tokens)"
+
 
 def ask(
     words: Annotated[list[str], typer.Argument(metavar="IMAGE... QUESTION", help="Image files, then the question.")],
-    url: Annotated[str, typer.Option(help="Where the service is.", envvar="ASKIMAGE_URL")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(help="Where the service is.")] = "http://127.0.0.1:8000",
     stream: Annotated[bool, typer.Option("--stream", help="Show reasoning and answer as they come.")] = False,
     thinking: Annotated[str, typer.Option(help="`auto`, or `off` for an answer at once.")] = "auto",
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of reasoning and answer.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the next byte.")] = 300.0,
+    timeout: Annotated[int, typer.Option(min=1, help="Seconds to wait for the next byte.")] = 300,
 ) -> None:
     """Ask a running service about one or several images; the reasoning is printed dimmed.
 
@@ -49,8 +51,10 @@ def ask(
             else:
                 response.read()
                 _print_reply(response.json())
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         sys.exit(f"askimage: no answer from {url}: {error}")
+    except (ValueError, KeyError, TypeError):
+        sys.exit(f"askimage: {url} answers, but not as this service does")
 
 
 def _problem(response: httpx.Response) -> str:
@@ -65,7 +69,7 @@ def _print_reply(reply: dict[str, Any]) -> None:
     if reply["reasoning"]:
         console.print(reply["reasoning"], style="dim", markup=False)
     if reply["answer"] is None:
-        console.print("(the output ended inside the thinking; allow more with --max-tokens)", style="yellow")
+        console.print(_NO_ANSWER, style="yellow")
     else:
         console.print(reply["answer"], markup=False)
 
@@ -80,13 +84,21 @@ def _print_stream(response: httpx.Response) -> None:
                 console.print()
             console.print(data["text"], style="dim" if name == "reasoning" else None, markup=False, end="")
             last = name
-    console.print()
+        if name == "done":
+            console.print()
+            if data["finish_reason"] == "thinking_length":
+                console.print(_NO_ANSWER, style="yellow")
+            return
+    sys.exit("\naskimage: the stream broke off before its end")
 
 
 def _events(response: httpx.Response) -> Iterator[tuple[str, dict[str, Any]]]:
-    name = ""
-    for line in response.iter_lines():
-        if line.startswith("event: "):
-            name = line.removeprefix("event: ")
-        elif line.startswith("data: "):
-            yield name, json.loads(line.removeprefix("data: "))
+    """Server-sent events. Lines end with a line feed alone; httpx's own lines would also end inside some texts."""
+    name, rest = "", ""
+    for text in response.iter_text():
+        *lines, rest = (rest + text).split("\n")
+        for line in lines:
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            elif line.startswith("data: "):
+                yield name, json.loads(line.removeprefix("data: "))

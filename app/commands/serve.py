@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from typing import Annotated, NoReturn
@@ -12,7 +13,7 @@ import psutil
 import typer
 import uvicorn
 
-from app.settings import Settings, SettingsError, load_settings
+from app.settings import ServerSettings, Settings, SettingsError, load_settings
 
 logger = logging.getLogger("app.serve")
 
@@ -39,10 +40,22 @@ def serve(
             os.environ[f"ASKIMAGE_{name}"] = str(value)
     try:
         settings = load_settings()
+        listener = _listen(settings.server)
     except SettingsError as error:
         sys.exit(f"askimage: {error}")
     configure_environment(settings)
-    _run(settings)
+    _run(settings, listener)
+
+
+def _listen(server: ServerSettings) -> socket.socket:
+    """Take the port before anything else, so that one in use is one clear line."""
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    try:
+        return socket.create_server((server.host, server.port), family=family, backlog=2048)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot listen on {server.host}, port {server.port}: {os.strerror(error.errno or 0)}"
+        ) from error
 
 
 def configure_environment(settings: Settings) -> None:
@@ -70,7 +83,7 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _run(settings: Settings) -> NoReturn:
+def _run(settings: Settings, listener: socket.socket) -> NoReturn:
     """Serve until a signal or until the model cannot be loaded, then end the process."""
     from app.main import create_app
 
@@ -83,16 +96,15 @@ def _run(settings: Settings) -> NoReturn:
     server = _Server(
         uvicorn.Config(
             create_app(settings, fail),
-            host=settings.server.host,
-            port=settings.server.port,
             log_config=None,
             log_level=settings.server.log_level,
             access_log=settings.server.log_level == "debug",
             timeout_graceful_shutdown=int(settings.server.drain_timeout),
         )
     )
-    logger.info("loading model %s; http://%s:%d/docs", settings.model.path, settings.server.host, settings.server.port)
-    server.run()
+    host, port = listener.getsockname()[:2]
+    logger.info("loading model %s; http://%s:%d/docs", settings.model.path, host, port)
+    server.run(sockets=[listener])
     if failures:
         print(f"askimage: {failures[0]}", file=sys.stderr)
     code = 1 if failures or not server.started else 0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from app.engine.request import PreparedImage, Turn
+from app.engine.request import ClosedThinking, PreparedImage, Turn
 from app.images.intake import DecodedImage
 
 
@@ -31,8 +31,10 @@ class Adapter(Protocol):
     def prepare(self, image: DecodedImage) -> PreparedImage:
         """Make an image ready; runs in the image pool."""
 
-    async def render(self, turns: tuple[Turn, ...], images: tuple[PreparedImage, ...], prefill: str) -> Rendered:
-        """Build the engine's input; `prefill` begins the model's own turn."""
+    async def render(
+        self, turns: tuple[Turn, ...], images: tuple[PreparedImage, ...], thinking: ClosedThinking | None
+    ) -> Rendered:
+        """Build the engine's input; `thinking` begins the model's own turn."""
 
 
 def load_adapter(engine: Any, max_image_tokens: int | None) -> Adapter:

@@ -13,7 +13,7 @@ from typing import Any
 from app.engine.adapter import Adapter, Rendered
 from app.engine.request import PRIORITIES, FinishReason, GenerationRequest, Result, Timings, Usage
 from app.engine.thinking import Channel, Delta, Markers, ThinkingSplitter
-from app.errors import EngineDead, InvalidField, PromptTooLong
+from app.errors import EngineDead, EngineError, InvalidField, PromptTooLong
 
 Events = AsyncGenerator[Delta | Result, None]
 """Deltas as they come, then the result."""
@@ -50,10 +50,10 @@ class Generation:
         self._temperature = temperature if request.temperature is None else request.temperature
         self._max_tokens = request.max_tokens or max_tokens
         self._context = context
-        self._answer_has_rules = bool(request.stop or request.json_schema)
+        self._answer_has_rules = bool(request.stop) or request.json_schema is not None
         answering = request.thinking == "off" or request.thinking_budget == 0
         self._splitter = ThinkingSplitter(markers, answering=answering)
-        self._prefill = markers.block("") if answering else ""
+        self._closed = markers.closed("") if answering else None
         self._texts = dict.fromkeys(Channel, "")
         self._completion_tokens = 0
         self._reasoning_tokens = 0
@@ -72,7 +72,7 @@ class Generation:
             PromptTooLong: The prompt leaves no room for an answer.
             InvalidField: The model's template or processor refuses the request.
         """
-        self._rendered = await self._adapter.render(self._request.turns, self._request.images, self._prefill)
+        self._rendered = await self._adapter.render(self._request.turns, self._request.images, self._closed)
         self._prompt = self._prompt or self._rendered
         self._params = self._sampling_params(self._rendered.prompt_tokens)
 
@@ -94,7 +94,7 @@ class Generation:
         yield self._result(self._finish)
 
     async def _phase(self) -> AsyncGenerator[Delta, None]:
-        """One engine request. It ends with `_finish` set, or with `_prefill` set to what the next one continues."""
+        """One engine request. It ends with `_finish` set, or with `_closed` holding what the next one continues."""
         answering = self._splitter.channel is Channel.ANSWER
         output = None
         try:
@@ -108,7 +108,7 @@ class Generation:
                     answer_apart = switch and self._completion_tokens < self._max_tokens
                     if answer_apart or (self._budget_is_spent and not output.finished):
                         thought = self._splitter.thought or not answer_apart
-                        self._prefill = self._markers.block(self._texts[Channel.REASONING]) if thought else ""
+                        self._closed = self._markers.closed(self._texts[Channel.REASONING]) if thought else None
                         self._splitter.close()
                         return
         finally:
@@ -118,6 +118,10 @@ class Generation:
         reason = output.outputs[0].finish_reason
         if reason == "length":  # text held back as a possible marker is not shown
             self._finish = "length" if self._splitter.channel is Channel.ANSWER else "thinking_length"
+        elif reason == "error":
+            if self._request.json_schema is not None:
+                raise InvalidField("json_schema: the engine could not compile it", field="json_schema")
+            raise EngineError("the engine gave up on this request")
         else:
             for delta in self._splitter.finish():
                 yield delta
@@ -142,7 +146,7 @@ class Generation:
         except (VLLMClientError, ValueError) as error:
             raise InvalidField(str(error)) from error
         except EngineGenerateError as error:
-            raise InvalidField(f"the engine could not run this request: {error.__cause__ or error}") from error
+            raise EngineError(f"the engine could not run this request: {error.__cause__ or error}") from error
 
     def _take(self, output: Any) -> list[Delta]:
         """Account for one engine output and split its text."""
@@ -186,7 +190,7 @@ class Generation:
             repetition_penalty=request.repetition_penalty,
             seed=request.seed,
             stop=list(request.stop) if answering else None,
-            structured_outputs=StructuredOutputsParams(json=schema) if schema and answering else None,
+            structured_outputs=StructuredOutputsParams(json=schema) if answering and schema is not None else None,
             output_kind=RequestOutputKind.DELTA,
         )
 

@@ -1,15 +1,18 @@
 """Any vision model that vLLM knows, through vLLM's own chat template and processor."""
 
+from functools import partial
 from typing import Any
 
 from app.engine.adapter import Rendered
-from app.engine.request import PreparedImage, Turn
+from app.engine.request import ClosedThinking, PreparedImage, Turn
 from app.errors import InvalidField
 from app.images.intake import DecodedImage
 
 
 class GenericAdapter:
     """Renders with the engine's own renderer, whose thread does the image work.
+
+    vLLM encodes the template together with what users wrote, so special tokens that a user types are special here.
 
     Args:
         engine: vLLM's `AsyncLLMEngine`.
@@ -32,7 +35,9 @@ class GenericAdapter:
             payload=image.pixels,
         )
 
-    async def render(self, turns: tuple[Turn, ...], images: tuple[PreparedImage, ...], prefill: str) -> Rendered:
+    async def render(
+        self, turns: tuple[Turn, ...], images: tuple[PreparedImage, ...], thinking: ClosedThinking | None
+    ) -> Rendered:
         from vllm.exceptions import VLLMClientError
         from vllm.renderers import ChatParams
 
@@ -41,9 +46,10 @@ class GenericAdapter:
             _, (engine_input,) = await self._renderer.render_chat_async([_messages(turns, images)], params)
         except (VLLMClientError, ValueError) as error:
             raise InvalidField(str(error)) from error
-        if prefill:
-            tokenizer = self._renderer.get_tokenizer()
-            engine_input["prompt_token_ids"] += tokenizer.encode(prefill, add_special_tokens=False)
+        if thinking is not None:
+            encode = partial(self._renderer.get_tokenizer().encode, add_special_tokens=False)
+            ids = encode(thinking.open) + encode(thinking.text, split_special_tokens=True) + encode(thinking.close)
+            engine_input["prompt_token_ids"] += ids
         placeholders = engine_input.get("mm_placeholders", {}).get("image", ())
         return Rendered(
             engine_input,

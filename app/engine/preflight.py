@@ -50,16 +50,34 @@ def inspect_checkpoint(model: str) -> Checkpoint | None:
         return None
     config_file = path / "config.json"
     try:
-        config: dict[str, Any] = json.loads(config_file.read_text())
+        config = json.loads(config_file.read_text())
     except FileNotFoundError:
         raise ModelUnusable(f"model folder {model} has no config.json; is it a checkpoint folder?") from None
     except (OSError, ValueError) as error:
         raise ModelUnusable(f"{config_file} cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelUnusable(f"{config_file} is not a JSON object")
     architectures = tuple(config.get("architectures") or ())
     if not architectures:
         raise ModelUnusable(f"{config_file} names no architecture")
     weights = sum(file.stat().st_size for pattern in _WEIGHT_FILES for file in path.glob(pattern))
+    for file in path.glob("*.safetensors"):
+        _check_safetensors(file)
     return Checkpoint(path, architectures, str(config.get("model_type", "")), weights)
+
+
+def _check_safetensors(file: Path) -> None:
+    """Header and size agree (format: 8 bytes of header length, the header as JSON, the tensors' bytes)."""
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header: dict[str, Any] = json.loads(stream.read(length)) if length < file.stat().st_size else {}
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        expected = 8 + length + max(ends)
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ModelUnusable(f"{file} is not a safetensors file; copy it again") from None
+    if file.stat().st_size != expected:
+        raise ModelUnusable(f"{file} has {file.stat().st_size} bytes where its header says {expected}; copy it again")
 
 
 def check_architecture(checkpoint: Checkpoint) -> None:

@@ -5,6 +5,23 @@ from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant"]
 
+
+@dataclass(frozen=True, slots=True)
+class ClosedThinking:
+    """Thinking that the model's own turn begins with. The markers are trusted, the text is not: the model may have
+    copied it from a picture or a user, so nothing in it is special.
+
+    Attributes:
+        open: Opening marker.
+        text: What was thought.
+        close: Closing marker.
+    """
+
+    open: str
+    text: str
+    close: str
+
+
 # vLLM's priority: lower goes first.
 PRIORITIES = {"realtime": 0, "normal": 10, "batch": 20}
 PriorityClass = Literal["realtime", "normal", "batch"]

@@ -111,12 +111,13 @@ class EngineService:
         """
         generation = self._generation(self.require_ready(), request)
         await generation.prepare()
-        return self._observed(generation)
+        return self._observed(generation, request)
 
-    async def _observed(self, generation: Generation) -> Events:
+    async def _observed(self, generation: Generation, request: GenerationRequest) -> Events:
         async with aclosing(generation.run()) as events:
             async for event in events:
                 if isinstance(event, Result):
+                    self.telemetry.requests.labels(request.priority, event.finish_reason).inc()
                     self._observe(event)
                 yield event
 

@@ -65,7 +65,12 @@ class Telemetry:
         self.prompt_rate = Window()
         self.generation_rate = Window()
         self.recent_queue_time = Window()
-        self.requests = Counter("askimage_requests", "Questions by outcome.", ["route", "outcome"], registry=registry)
+        self.requests = Counter(
+            "askimage_requests",
+            "Answers by class and by how they ended.",
+            ["class", "finish_reason"],
+            registry=registry,
+        )
         self.tokens = Counter("askimage_tokens", "Tokens by kind.", ["kind"], registry=registry)
 
         def histogram(name: str, text: str) -> Histogram:

@@ -8,6 +8,8 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from app.engine.request import ClosedThinking
+
 
 class Channel(enum.Enum):
     """Where a piece of output text belongs."""
@@ -31,9 +33,9 @@ class Markers:
     open: str
     close: str
 
-    def block(self, reasoning: str) -> str:
-        """The thinking as the model itself would have written it."""
-        return f"{self.open}{reasoning}{self.close}"
+    def closed(self, text: str) -> ClosedThinking:
+        """A thinking that is over, for the model to go on from."""
+        return ClosedThinking(self.open, text, self.close)
 
 
 class ThinkingSplitter:

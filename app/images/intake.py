@@ -111,10 +111,13 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        values = np.nan_to_num(np.asarray(image, np.float64))
+        values = np.array(image, np.float32)  # one copy, changed in place: these files can be large
+        np.nan_to_num(values, copy=False)
         # Integers come from 16-bit files; floats are either in 0-1 or in the file's own range.
         top = 65535.0 if image.mode == "I" else max(1.0, float(values.max(initial=0.0)))
-        return Image.fromarray((values.clip(0, top) * (255.0 / top)).round().astype(np.uint8))
+        values.clip(0, top, out=values)
+        values *= 255.0 / top
+        return Image.fromarray(values.round(out=values).astype(np.uint8))
     return image
 
 

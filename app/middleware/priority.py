@@ -13,13 +13,13 @@ CLASSES = get_args(PriorityClass)
 
 
 class PriorityMiddleware:
-    """Sets `priority` in the scope's state; a class that does not exist is answered with 400."""
+    """Sets `priority` in the state of requests for answers; a class that does not exist is answered with 400."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] == "http" and scope["path"].startswith("/v1/"):
             asked = Headers(scope=scope).get("x-priority", "normal").strip().lower()
             if asked not in CLASSES:
                 error = MalformedRequest(f"X-Priority must be one of {', '.join(CLASSES)}, not {asked!r}")

@@ -15,6 +15,7 @@ from app.deps import PoolDep, ServiceDep, SettingsDep, StoreDep
 from app.engine.adapter import Adapter
 from app.engine.generation import Events
 from app.engine.request import GenerationRequest, PreparedImage, Result, Turn
+from app.engine.schema import check_json_schema
 from app.engine.service import EngineService
 from app.engine.thinking import Delta
 from app.errors import (
@@ -22,6 +23,7 @@ from app.errors import (
     BodyTooLarge,
     DeadlineExceeded,
     EngineDead,
+    EngineError,
     ImageTooLarge,
     InvalidField,
     MalformedRequest,
@@ -49,6 +51,7 @@ ERRORS = responses(
     UnsupportedImage,
     UndecodableImage,
     InvalidField,
+    EngineError,
     NotReady,
     EngineDead,
     DeadlineExceeded,
@@ -63,9 +66,9 @@ async def ask(request: Request, service: ServiceDep, pool: PoolDep, store: Store
     `done`, or `error`.
     """
     adapter = service.require_ready()
-    async with read_form(request, AskForm, settings.images.max_per_request) as form:
+    async with read_form(request, AskForm) as form:
         files = await _files(form, store, settings.images.max_per_request)
-    deadline = _Deadline(request.state.arrived, form.deadline_ms)
+    deadline = Deadline(request.state.arrived, form.deadline_ms)
     work = _accept(request, form, files, adapter, service, pool, deadline)
     generation, events = await until_disconnect(request, work)
     if form.stream:
@@ -73,12 +76,26 @@ async def ask(request: Request, service: ServiceDep, pool: PoolDep, store: Store
     return JSONResponse(await until_disconnect(request, _reply(generation, events, service, deadline)))
 
 
-class _Deadline:
+class Deadline:
     """The end of `deadline_ms`, which spans the whole request from its arrival."""
 
     def __init__(self, arrived: float, milliseconds: int | None) -> None:
         self._milliseconds = milliseconds
         self._end = None if milliseconds is None else arrived + milliseconds / 1e3
+
+    async def within(self, events: Events) -> Events:
+        """Pass events on until the end; closing this closes them.
+
+        The deadline is set around each step and never across a `yield`, where it would cancel the reader.
+        """
+        async with aclosing(events):
+            while True:
+                try:
+                    async with self.enforced():
+                        each = await anext(events)
+                except StopAsyncIteration:
+                    return
+                yield each
 
     @asynccontextmanager
     async def enforced(self) -> AsyncIterator[None]:
@@ -113,10 +130,12 @@ async def _accept(
     adapter: Adapter,
     service: EngineService,
     pool: ImagePool,
-    deadline: _Deadline,
+    deadline: Deadline,
 ) -> tuple[GenerationRequest, Events]:
     """Prepare the images and hand the question to the engine."""
     async with deadline.enforced():
+        if form.json_schema is not None:
+            await asyncio.to_thread(check_json_schema, form.json_schema)
         began = time.monotonic()
         images = await asyncio.gather(*(_prepare(pool, adapter, files, index) for index in range(len(files))))
         spent = time.monotonic() - began
@@ -157,10 +176,10 @@ async def _reply(
     request: GenerationRequest,
     events: Events,
     service: EngineService,
-    deadline: _Deadline,
+    deadline: Deadline,
 ) -> dict[str, Any]:
-    async with aclosing(events), deadline.enforced():
-        async for each in events:
+    async with aclosing(deadline.within(events)) as timed:
+        async for each in timed:
             if isinstance(each, Result):
                 return _document(request, each, service, answer=each.answer, reasoning=each.reasoning)
     raise AssertionError("a generation ends with its result")
@@ -170,13 +189,13 @@ async def _event_stream(
     request: GenerationRequest,
     events: Events,
     service: EngineService,
-    deadline: _Deadline,
+    deadline: Deadline,
 ) -> AsyncGenerator[bytes, None]:
     accepted = {"id": request.id, "model": service.settings.model.served_name, "class": request.priority}
     yield event("accepted", _json(accepted))
     try:
-        async with aclosing(events), deadline.enforced():
-            async for each in events:
+        async with aclosing(deadline.within(events)) as timed:
+            async for each in timed:
                 if isinstance(each, Delta):
                     yield event(each.channel.value, _json({"text": each.text}))
                 else:

@@ -1,19 +1,26 @@
 """Fields and reply of `POST /v1/ask`."""
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
-import jsonschema
 from fastapi import UploadFile
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from app.engine.request import FinishReason, Timings, Usage
+
+MAX_SCHEMA_CHARACTERS = 16_384  # the engine's time to compile a schema grows faster than its length
+MAX_HISTORY_TURNS = 100
+_JSON_TEXT = {"type": "string", "contentMediaType": "application/json"}
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _parse_json(value: object) -> object:
     if isinstance(value, str):
         try:
-            return json.loads(value)
+            return json.loads(value, parse_constant=_no_constant)
         except ValueError as error:
             raise ValueError(f"not JSON: {error}") from error
         except RecursionError:
@@ -21,12 +28,10 @@ def _parse_json(value: object) -> object:
     return value
 
 
-def _check_schema(value: dict[str, Any]) -> dict[str, Any]:
-    try:
-        jsonschema.Draft202012Validator.check_schema(value)
-    except jsonschema.SchemaError as error:
-        raise ValueError(f"not a JSON schema: {error.json_path}: {error.message}") from error
-    return value
+def _parse_schema(value: object) -> object:
+    if isinstance(value, str) and len(value) > MAX_SCHEMA_CHARACTERS:
+        raise ValueError(f"the schema has {len(value)} characters; at most {MAX_SCHEMA_CHARACTERS} are taken")
+    return _parse_json(value)
 
 
 class HistoryTurn(BaseModel):
@@ -50,7 +55,11 @@ class AskForm(BaseModel):
     history: Annotated[
         tuple[HistoryTurn, ...],
         BeforeValidator(_parse_json),
-        Field(description="Earlier turns, as a JSON list of {role, content}; the images belong to the first question."),
+        WithJsonSchema(_JSON_TEXT),
+        Field(
+            max_length=MAX_HISTORY_TURNS,
+            description="Earlier turns, as a JSON list of {role, content}; the images belong to the first question.",
+        ),
     ] = ()
     max_tokens: Annotated[int | None, Field(ge=1, description="Most tokens of thinking and answer.")] = None
     temperature: Annotated[float | None, Field(ge=0, le=2, description="0 is greedy.")] = None
@@ -67,11 +76,13 @@ class AskForm(BaseModel):
     thinking_budget: Annotated[int | None, Field(ge=0, description="Most tokens of thinking.")] = None
     json_schema: Annotated[
         dict[str, Any] | None,
-        BeforeValidator(_parse_json),
-        AfterValidator(lambda value: value if value is None else _check_schema(value)),
+        BeforeValidator(_parse_schema),
+        WithJsonSchema(_JSON_TEXT),
         Field(description="The answer is JSON of this schema; the thinking stays free."),
     ] = None
-    deadline_ms: Annotated[int | None, Field(ge=1, description="End of the whole request, from its arrival.")] = None
+    deadline_ms: Annotated[
+        int | None, Field(ge=1, le=86_400_000, description="End of the whole request, from its arrival.")
+    ] = None
 
     def sampling(self) -> dict[str, Any]:
         """The fields that `GenerationRequest` takes over by name."""

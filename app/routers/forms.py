@@ -7,37 +7,73 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from fastapi import Request, UploadFile
 from pydantic import BaseModel, ValidationError
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData
-from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
 
-from app.errors import InvalidField, MalformedRequest, first_validation_error
+from app.errors import BodyTooLarge, InvalidField, MalformedRequest, first_validation_error
+from app.routers.streaming import ClientGone
 
 Form = TypeVar("Form", bound=BaseModel)
 
-MAX_FIELDS = 64
+MAX_FILES = 128  # far above any limit on images, which the form's own check then names
+MAX_FIELDS = 128
 MAX_FIELD_BYTES = 1 << 20
 
 
+class _Parser(MultiPartParser):
+    """Starlette's parser, which does not mind a form that breaks off; this one knows whether the end has come."""
+
+    complete = False
+
+    def on_end(self) -> None:
+        self.complete = True
+
+
 @asynccontextmanager
-async def read_form(request: Request, model: type[Form], max_files: int) -> AsyncIterator[Form]:
+async def read_form(request: Request, model: type[Form]) -> AsyncIterator[Form]:
     """Read and validate a multipart form; its files are closed at the end.
 
     Raises:
         MalformedRequest: Not a multipart form, or one that breaks off.
+        BodyTooLarge: A text field is larger than the service reads.
         InvalidField: A field is missing, unknown (the nearest name is given) or invalid.
+        ClientGone: The client left while it was sending.
     """
-    content_type = request.headers.get("content-type", "")
-    if not content_type.startswith(("multipart/form-data", "application/x-www-form-urlencoded")):
-        raise MalformedRequest("send the fields as multipart/form-data (curl: -F question=… -F image=@file)")
-    try:
-        # One file more than allowed, so that the form's own check can name the limit.
-        form = await request.form(max_files=max_files + 1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES)
-    except HTTPException as error:
-        raise MalformedRequest(f"the form cannot be parsed: {error.detail}") from error
+    form = await _parse(request)
     try:
         yield _validated(form, model)
     finally:
         await form.close()
+
+
+async def _parse(request: Request) -> FormData:
+    media_type, options = parse_options_header(request.headers.get("content-type", ""))
+    if media_type != b"multipart/form-data":
+        raise MalformedRequest("send the fields as multipart/form-data (curl: -F question=… -F image=@file)")
+    if options.get(b"charset", b"utf-8").lower() not in (b"utf-8", b"utf8"):
+        raise MalformedRequest("send the form in UTF-8, or leave the charset out of its Content-Type")
+    parser = _Parser(
+        request.headers,
+        request.stream(),
+        max_files=MAX_FILES,
+        max_fields=MAX_FIELDS,
+        max_part_size=MAX_FIELD_BYTES,
+    )
+    try:
+        form = await parser.parse()
+    except ClientDisconnect:
+        raise ClientGone from None
+    except MultiPartException as error:
+        if error.message.startswith("Part exceeded"):
+            message = f"a text field is larger than {MAX_FIELD_BYTES} bytes"
+            raise BodyTooLarge(message, limit=MAX_FIELD_BYTES) from error
+        raise MalformedRequest(f"the form cannot be parsed: {error.message}") from error
+    if not parser.complete:
+        await form.close()
+        raise MalformedRequest("the form breaks off before its closing boundary")
+    return form
 
 
 def _validated(form: FormData, model: type[Form]) -> Form:

@@ -65,7 +65,7 @@ async def upload(
 ) -> StoredImageInfo:
     """Upload an image for later questions; the same bytes give the same id."""
     adapter = service.require_ready()
-    async with read_form(request, UploadForm, max_files=1) as form:
+    async with read_form(request, UploadForm) as form:
         data = await form.image.read()
     prepared = await pool.prepare(data, adapter)
     image = StoredImage(data, prepared.width, prepared.height, prepared.format)

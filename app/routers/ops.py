@@ -35,7 +35,9 @@ VERSIONS = {
 }
 
 
+@router.head("/livez", include_in_schema=False)
 @router.get("/livez", responses=responses(EngineDead))
+@router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", responses=responses(EngineDead))
 async def live(service: ServiceDep) -> dict[str, str]:
     """200 unless the engine is dead or failed: restarting the process would help."""
@@ -44,6 +46,7 @@ async def live(service: ServiceDep) -> dict[str, str]:
     return {"status": "alive", "state": service.state}
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", responses=responses(NotReady, EngineDead))
 async def ready(service: ServiceDep) -> dict[str, str]:
     """200 only when the model is loaded, warmed, and the service is not draining."""

@@ -70,7 +70,7 @@ async def with_pings(events: AsyncGenerator[bytes, None], seconds: float = PING_
             async with aclosing(events):
                 async for each in events:
                     await queue.put(each)
-        except Exception as error:
+        except Exception as error:  # the reader raises it
             await queue.put(error)
         else:
             await queue.put(None)

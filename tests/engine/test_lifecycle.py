@@ -4,6 +4,8 @@ These tests start services of their own, so they stand before tests/integration,
 """
 
 import json
+import shutil
+import socket
 import time
 from pathlib import Path
 
@@ -50,6 +52,24 @@ def test_a_service_that_cannot_start_ends_with_one_clear_line(
     last = log.read_text().strip().splitlines()[-1]
     assert last.startswith("askimage: ")
     assert line in last
+
+
+def test_a_port_in_use_is_one_clear_line(model_dir: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with serve(model_dir, tmp_path / "log", ASKIMAGE_SERVER__PORT=str(port)) as (_, process):
+            assert process.wait(30) == 1
+    lines = (tmp_path / "log").read_text().strip().splitlines()
+    assert lines == [f"askimage: cannot listen on 127.0.0.1, port {port}: Address already in use"]
+
+
+def test_damaged_weights_are_named(model_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(model_dir, tmp_path / "model")
+    with (tmp_path / "model" / "model.safetensors").open("r+b") as weights:
+        weights.truncate(1_000_000)
+    with serve(tmp_path / "model", tmp_path / "log") as (_, process):
+        assert process.wait(60) == 1
+    assert "model.safetensors has 1000000 bytes where" in (tmp_path / "log").read_text().strip().splitlines()[-1]
 
 
 def test_an_architecture_that_is_not_known_is_named(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def assert_problem(response: httpx.Response, status: int, field: str | None, tex
         (picture(400, 300, format="JPEG")[:2000], 422, "truncated"),
         (picture()[:60], 422, "truncated"),
         (png_header(60_000, 60_000), 413, "60000×60000"),
-        (flat(7200, 28), 413, "7168"),
+        (flat(7200, 28), 413, "7140"),
         (flat(8000, 8200, format="JPEG", quality=5), 413, "64000000"),
         (b"\xff\xd8\xff" + bytes(2_100_000), 413, "2000000"),
     ],
@@ -86,6 +86,13 @@ async def test_a_bad_image_is_refused(client: httpx.AsyncClient, image: bytes | 
         ({"thinking_budget": "-1"}, "thinking_budget"),
         ({"json_schema": "{"}, "json_schema"),
         ({"json_schema": '{"type": "strange"}'}, "json_schema"),
+        ({"json_schema": '{"minimum": NaN}'}, "json_schema"),
+        ({"json_schema": "[" * 100_000}, "json_schema"),
+        ({"json_schema": '{"enum": ["%s"]}' % ("x" * 20_000)}, "json_schema"),
+        ({"json_schema": '{"properties":{"a":' * 200 + "{}" + "}}" * 200}, "json_schema"),
+        ({"json_schema": '{"properties": {"\\ud800": {"type": "x"}}}'}, "json_schema"),
+        ({"deadline_ms": "9" * 400}, "deadline_ms"),
+        ({"history": "[{}]".format(",".join(['{"role": "user", "content": ""}'] * 101))}, "history"),
         ({"history": "[1]"}, "history.0"),
         ({"history": '[{"role": "system", "content": "x"}]'}, "history.0.role"),
         ({"deadline_ms": "soon"}, "deadline_ms"),
@@ -99,6 +106,16 @@ async def test_a_bad_field_is_named(client: httpx.AsyncClient, fields: dict[str,
     response = await post(client, picture(), **fields)
     assert response.status_code == (404 if field == "image_id" else 422), response.text
     assert_problem(response, response.status_code, field, "")
+
+
+async def test_a_bad_schema_is_refused_before_a_stream_begins(client: httpx.AsyncClient) -> None:
+    response = await post(client, picture(), json_schema='{"type": "number", "multipleOf": 3}', stream="true")
+    assert_problem(response, 422, "json_schema", "multipleOf")
+
+
+async def test_a_limit_that_was_passed_is_a_number_in_the_problem(client: httpx.AsyncClient) -> None:
+    assert (await post(client, picture(), temperature="9")).json()["limit"] == 2
+    assert (await post(client, flat(7200, 28))).json()["limit"] == 7140
 
 
 async def test_an_unknown_field_names_the_nearest_one(client: httpx.AsyncClient) -> None:
@@ -137,6 +154,40 @@ async def test_what_is_no_form_is_malformed(client: httpx.AsyncClient) -> None:
     assert_problem(await client.post("/v1/ask", content=b"nonsense", headers=headers), 400, None, "cannot be parsed")
     headers = {"content-type": "multipart/form-data"}
     assert_problem(await client.post("/v1/ask", content=b"nonsense", headers=headers), 400, None, "boundary")
+
+
+async def test_a_form_that_breaks_off_is_malformed(client: httpx.AsyncClient) -> None:
+    part = b'--x\r\nContent-Disposition: form-data; name="question"\r\n\r\nwhat?\r\n'
+    headers = {"content-type": "Multipart/Form-Data; boundary=x"}
+    assert_problem(await client.post("/v1/ask", content=part, headers=headers), 400, None, "breaks off")
+    headers = {"content-type": "multipart/form-data; charset=utf-7; boundary=x"}
+    assert_problem(await client.post("/v1/ask", content=part + b"--x--\r\n", headers=headers), 400, None, "UTF-8")
+
+
+async def test_a_text_field_over_its_cap_is_too_large(client: httpx.AsyncClient) -> None:
+    response = await post(client, picture(), question="x" * 1_100_000)
+    assert_problem(response, 413, None, "1048576")
+
+
+async def test_far_too_many_images_are_refused_like_one_too_many(client: httpx.AsyncClient) -> None:
+    files = [("image", (f"{number}.png", b"x")) for number in range(60)]
+    response = await client.post("/v1/ask", data={"question": QUESTION}, files=files)
+    assert_problem(response, 413, "image", "at most 3")
+
+
+async def test_a_client_that_leaves_while_it_sends_harms_nobody(server: str, client: httpx.AsyncClient) -> None:
+    async def server_errors() -> list[str]:
+        page = (await client.get("/metrics")).text
+        return [line for line in page.splitlines() if line.startswith("http_requests_total{") and '"5xx"' in line]
+
+    before = await server_errors()
+    host, port = server.removeprefix("http://").split(":")
+    for _ in range(3):
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(FORM + b"Content-Length: 900000\r\n\r\n--x\r\n")
+        await writer.drain()
+        writer.close()
+    assert await server_errors() == before
 
 
 async def exchange(server: str, request: bytes) -> bytes:

@@ -11,6 +11,8 @@ from support import picture
 async def test_probes_of_a_ready_service(client: httpx.AsyncClient) -> None:
     for probe in ("/livez", "/readyz", "/healthz", "/health"):
         assert (await client.get(probe)).status_code == 200, probe
+    for probe in ("/livez", "/readyz", "/healthz"):
+        assert (await client.head(probe, headers={"X-Priority": "vip"})).status_code == 200, probe
 
 
 async def test_health_shows_the_figures_of_metrics(client: httpx.AsyncClient) -> None:
@@ -28,6 +30,7 @@ async def test_health_shows_the_figures_of_metrics(client: httpx.AsyncClient) ->
     for series in (
         'askimage_engine_state{state="ready"} 1.0',
         "askimage_running 0.0",
+        'askimage_requests_total{class="normal",finish_reason="stop"}',
         "askimage_queue_time_seconds_count",
         'askimage_tokens_per_second{kind="generation"}',
         "vllm:num_requests_running",
@@ -44,5 +47,6 @@ async def test_the_openapi_document_names_fields_and_errors(client: httpx.AsyncC
     document = (await client.get("/openapi.json")).json()
     operation = document["paths"]["/v1/ask"]["post"]
     fields = operation["requestBody"]["content"]["multipart/form-data"]["schema"]["properties"]
+    assert "$defs" not in str(fields)
     assert {"image", "question", "thinking_budget", "json_schema", "deadline_ms"} <= fields.keys()
     assert {"200", "400", "404", "413", "415", "422", "503", "504"} <= operation["responses"].keys()

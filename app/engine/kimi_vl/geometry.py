@@ -86,6 +86,12 @@ class ImageGeometry:
         return cls.from_config(json.loads((Path(folder) / "preprocessor_config.json").read_text(encoding="utf-8")))
 
     @property
+    def max_side(self) -> int:
+        """Longest side in pixels, after scaling."""
+        most = MAX_SIDE_PATCHES - 1
+        return min(most - most % count for count in self.merge_kernel_size) * self.patch_size
+
+    @property
     def block(self) -> Size:
         """Width and height in pixels of the block that becomes one token."""
         rows, columns = self.merge_kernel_size
@@ -116,8 +122,8 @@ class ImageGeometry:
             plan = self._scaled(width, height, scale)
         if max(plan.grid) >= MAX_SIDE_PATCHES:
             raise ImageTooLarge(
-                f"{width}x{height} pixels become {plan.grid[1]}x{plan.grid[0]} patches; "
-                f"a side must have fewer than {MAX_SIDE_PATCHES} ({MAX_SIDE_PATCHES * self.patch_size} pixels)"
+                f"{width}x{height} pixels become {plan.grid[1]}x{plan.grid[0]} patches, more than the model places; "
+                f"a side takes at most {self.max_side} pixels"
             )
         if plan.tokens < 1:
             raise ImageTooSmall(f"{width}x{height} pixels are less than one block of {self.block[0]}x{self.block[1]}")

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from jinja2 import TemplateError
 
 from app.engine.kimi_vl.tokenizer import KimiVLTokenizer
-from app.engine.request import Role, Turn
+from app.engine.request import ClosedThinking, Role, Turn
 
 IMAGE_TOKEN = "<|media_pad|>"
 """Stands for one image in the template, and for one image token in the prompt."""
@@ -80,14 +80,16 @@ class PromptBuilder:
         self._specials = re.compile(f"({'|'.join(map(re.escape, names))})")
         self._structure = lru_cache(maxsize=256)(self._render)
 
-    def build(self, turns: Sequence[Turn], image_tokens: Sequence[int] = (), prefill: str = "") -> Prompt:
+    def build(
+        self, turns: Sequence[Turn], image_tokens: Sequence[int] = (), thinking: ClosedThinking | None = None
+    ) -> Prompt:
         """The prompt up to the point where the model's answer begins.
 
         Args:
             turns: oldest first, normally ending with the user's. A turn's images come before its text. Where there is
                 no system turn, the template's default stands.
             image_tokens: number of tokens of each image, in the order of the turns.
-            prefill: the answer's beginning. Trusted text: special tokens in it are recognised (see :meth:`encode`).
+            thinking: what the model's own turn begins with.
 
         Raises:
             PromptError: the template refuses these turns.
@@ -110,17 +112,22 @@ class PromptBuilder:
                 ids += [self._image_id] * spans[-1].length
             else:
                 ids += part
-        return Prompt(ids + self.encode(prefill), tuple(spans))
+        return Prompt(ids + self._encode_thinking(thinking), tuple(spans))
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of trusted text, such as ``◁think▷``: special tokens are recognised. Never for users' text."""
+    def _encode_thinking(self, thinking: ClosedThinking | None) -> list[int]:
+        """Special are the markers alone, and only where the checkpoint has special tokens of their names. Otherwise
+        markers and text are encoded together, as the model itself wrote them."""
+        if thinking is None:
+            return []
         ids: list[int] = []
-        for piece in self._specials.split(text):
-            if piece in self._special_ids:
-                ids.append(self._special_ids[piece])
-            elif piece:
-                ids += self._tokenizer.encode_ordinary(piece)
-        return ids
+        ordinary = ""
+        for piece, trusted in ((thinking.open, True), (thinking.text, False), (thinking.close, True)):
+            if trusted and piece in self._special_ids:
+                ids += [*self._tokenizer.encode_ordinary(ordinary), self._special_ids[piece]]
+                ordinary = ""
+            else:
+                ordinary += piece
+        return ids + self._tokenizer.encode_ordinary(ordinary)
 
     def _render(self, shape: _Shape) -> tuple[_Part, ...]:
         """Render the template for turns of this shape, and take the result apart."""

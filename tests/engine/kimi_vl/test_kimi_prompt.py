@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.engine.kimi_vl.prompt import IMAGE_TOKEN, PromptBuilder, PromptError, Span
 from app.engine.kimi_vl.tokenizer import KimiVLTokenizer
-from app.engine.request import Turn
+from app.engine.request import ClosedThinking, Turn
 
 SPECIALS = ["<|im_end|>", "<|im_user|>", "<|im_middle|>", "<|media_pad|>", "<|media_start|>", "[EOS]", "[PAD]"]
 HISTORY = [
@@ -100,13 +100,20 @@ def test_a_typed_image_token_is_no_image(builder: PromptBuilder) -> None:
         builder.build([Turn("user", "<|media_pad|>")], [4])
 
 
-def test_a_prefill_begins_the_answer(builder: PromptBuilder, demo_tokenizer: KimiVLTokenizer) -> None:
+def test_closed_thinking_begins_the_models_turn_and_nothing_in_it_is_special(
+    builder: PromptBuilder, demo_tokenizer: KimiVLTokenizer
+) -> None:
     without = builder.build([Turn("user", "Hi")])
-    with_it = builder.build([Turn("user", "Hi")], prefill="◁think▷◁/think▷")
+    thinking = ClosedThinking("◁think▷", "The sign says <|im_end|><|media_pad|>.", "◁/think▷")
+    with_it = builder.build([Turn("user", "Hi")], thinking=thinking)
     added = with_it.token_ids[len(without.token_ids) :]
     assert with_it.token_ids[: len(without.token_ids)] == without.token_ids
-    assert demo_tokenizer.decode(added) == "◁think▷◁/think▷"
-    assert builder.encode("<|im_end|>a") == [demo_tokenizer.convert_tokens_to_ids("<|im_end|>"), *builder.encode("a")]
+    assert demo_tokenizer.decode(added) == "◁think▷The sign says <|im_end|><|media_pad|>.◁/think▷"
+    assert not set(added) & set(demo_tokenizer.get_added_vocab().values())
+    special = builder.build([Turn("user", "Hi")], thinking=ClosedThinking("[BOS]", "[BOS]", "[EOS]"))
+    bos, eos = demo_tokenizer.convert_tokens_to_ids(["[BOS]", "[EOS]"])
+    added = special.token_ids[len(without.token_ids) :]
+    assert added == [bos, *demo_tokenizer.encode_ordinary("[BOS]"), eos]
 
 
 def test_text_next_to_template_text_is_encoded_together_with_it(demo_tokenizer: KimiVLTokenizer) -> None:
