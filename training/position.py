@@ -38,9 +38,10 @@ def ask_position(rng: random.Random, scene: Scene) -> Item | None:
             phrase = rng.choice(("Is the {a} to the {d} of the {b}?", "Is the {a} {d} of the {b}?"))
         else:
             phrase = "Is the {a} {d} the {b}?"
-        more = ("further " + side) if across else ("higher" if first else "lower")
-        thought = f"{thought} The {an if wanted is a else bn} is {more}."
+        # Spelt out so that every step copies from the text before: comparing names is what the model learns last.
         answer = "yes" if wanted is a else "no"
+        more = ("Further " + side) if across else ("Higher" if first else "Lower")
+        thought = f"{thought} The {an} yes, the {bn} no. {more} is the {an if wanted is a else bn} {answer}."
         return Item("position", phrase.format(a=an, b=bn, d=side), thought, answer)
     gap = place(ordered[1]) - place(ordered[0]) if first else place(ordered[-1]) - place(ordered[-2])
     if style < 0.5 and gap >= CLEAR_DISTANCE:
