@@ -38,7 +38,7 @@ class ServerSettings(_Section):
 class ModelSettings(_Section):
     """Which checkpoint is served, and how its thinking is marked."""
 
-    path: str = Field(str(DEMO_MODEL), description="Checkpoint folder, or a model name that vLLM can resolve.")
+    path: str = Field(str(DEMO_MODEL), description="Checkpoint folder, or a model name; empty: the demo model.")
     name: str | None = Field(None, description="Name in replies; by default the folder's last part.")
     thinking_open: str = Field("◁think▷", pattern=r"^\S+$", description="Marker that opens the thinking.")
     thinking_close: str = Field("◁/think▷", pattern=r"^\S+$", description="Marker that closes the thinking.")

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
-from app.settings import DEMO_MODEL, PREFIX, Settings
+from app.settings import PREFIX, Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -22,7 +22,7 @@ def sections() -> list[tuple[str, str, dict[str, Any]]]:
 def default(name: str, field: Any) -> str:
     """The default as one would write it; empty when it depends on the machine or the checkpoint."""
     if name == "path":
-        return DEMO_MODEL.name
+        return ""  # the demo model, wherever the package lies
     if field.default is PydanticUndefined or field.default is None:
         return ""
     return field.default if isinstance(field.default, str) else json.dumps(field.default)
@@ -41,8 +41,8 @@ def configuration() -> str:
     lines = [
         "# Configuration",
         "",
-        "Environment variables, or lines of a `.env` file in the working directory. Values that are lists or objects are",
-        "JSON. An unknown name is an error that names the nearest valid one. This page is written by `make docs`.",
+        "Environment variables, or lines of a `.env` file in the working directory, which holds nothing else. Lists and",
+        "objects are JSON. An unknown name is an error that names the nearest valid one. `make docs` writes this page.",
     ]
     for prefix, about, fields in sections():
         lines += ["", f"## {about}", "", "| variable | default | meaning |", "|---|---|---|"]

@@ -28,6 +28,7 @@ def ask(
 
     Try: `askimage ask sign.png "What does the sign say?" --stream`
     """
+    url = url if "://" in url else f"http://{url}"
     *paths, question = words
     if not paths:
         sys.exit("askimage: give at least one image file, then the question")
@@ -52,7 +53,7 @@ def ask(
                 response.read()
                 _print_reply(response.json())
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        sys.exit(f"askimage: no answer from {url}: {error}")
+        sys.exit(f"askimage: no answer from {url}: {error} (is the service there? see --url)")
     except (ValueError, KeyError, TypeError):
         sys.exit(f"askimage: {url} answers, but not as this service does")
 

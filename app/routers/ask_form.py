@@ -109,7 +109,7 @@ class AskReply(BaseModel):
 
     id: str
     model: str
-    answer: str | None = Field(description="null when the output ended inside the thinking.")
+    answer: str | None = Field(description="null when the output ended inside the thinking, cut or not.")
     reasoning: str
     finish_reason: FinishReason
     usage: Usage
