@@ -41,8 +41,8 @@ def configuration() -> str:
     lines = [
         "# Configuration",
         "",
-        "Environment variables, or lines of a `.env` file in the working directory, which holds nothing else. Lists and",
-        "objects are JSON. An unknown name is an error that names the nearest valid one. `make docs` writes this page.",
+        "Environment variables, or lines of a `.env` file in the working directory, which holds nothing else. Lists",
+        "and objects are JSON. An unknown name is an error that names the nearest valid one. `make docs` writes this.",
     ]
     for prefix, about, fields in sections():
         lines += ["", f"## {about}", "", "| variable | default | meaning |", "|---|---|---|"]

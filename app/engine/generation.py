@@ -1,8 +1,8 @@
 """One question through the engine: thinking first, then the answer.
 
-Usually that is one engine request. A second one follows, on prompt and thinking (which the prefix cache makes cheap where there is one),
-when the answer has rules that the thinking must not have (`stop`, `json_schema`), or when the thinking used up its
-budget and the answer is forced.
+Usually that is one engine request. A second one follows, on prompt and thinking (cheap where the engine has a prefix
+cache), when the answer has rules that the thinking must not have (`stop`, `json_schema`), or when the thinking used up
+its budget and the answer is forced.
 """
 
 import time
