@@ -56,7 +56,7 @@ async def run(model: str) -> dict[str, np.ndarray]:
     async def one(number: int, image: Image.Image, question: str, system: str | None) -> dict[str, np.ndarray]:
         prepared = adapter.prepare(DecodedImage(str(number), "PNG", image.convert("RGB"), 1))
         turns = (*((Turn("system", system),) if system else ()), Turn("user", question, images=1))
-        rendered = await adapter.render(turns, (prepared,), "")
+        rendered = await adapter.render(turns, (prepared,), None)
         params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, logprobs=-1)
         outputs = [output async for output in engine.generate(rendered.engine_input, params, str(number))]
         output, completion = outputs[-1], outputs[-1].outputs[0]
