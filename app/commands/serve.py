@@ -53,9 +53,8 @@ def _listen(server: ServerSettings) -> socket.socket:
     try:
         return socket.create_server((server.host, server.port), family=family, backlog=2048)
     except OSError as error:
-        raise SettingsError(
-            f"cannot listen on {server.host}, port {server.port}: {os.strerror(error.errno or 0)}"
-        ) from error
+        reason = str(error.strerror).partition(" (while")[0]
+        raise SettingsError(f"cannot listen on {server.host}, port {server.port}: {reason}") from error
 
 
 def configure_environment(settings: Settings) -> None:
