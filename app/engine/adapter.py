@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from app.engine.kimi_vl.plugin import ARCHITECTURE
 from app.engine.request import ClosedThinking, PreparedImage, Turn
 from app.images.intake import DecodedImage
 
@@ -39,11 +40,15 @@ class Adapter(Protocol):
 
 def load_adapter(engine: Any, max_image_tokens: int | None) -> Adapter:
     """The adapter for the engine's model. Blocking: reads tokenizer and template."""
-    architecture = engine.model_config.hf_config.architectures[0]
-    if architecture == "KimiVLForConditionalGeneration":
+    config = engine.model_config
+    if config.hf_config.architectures[0] == ARCHITECTURE:
+        from vllm.transformers_utils.repo_utils import get_non_weight_snapshot_path
+
         from app.engine.kimi_vl.adapter import KimiVLAdapter
 
-        return KimiVLAdapter(engine.model_config.model, engine.model_config.dtype, max_image_tokens)
+        # The folder itself, or where vLLM keeps the files of a model that was given by name.
+        folder = get_non_weight_snapshot_path(config.model, revision=config.revision)
+        return KimiVLAdapter(str(folder), config.dtype, max_image_tokens)
     from app.engine.generic import GenericAdapter
 
     return GenericAdapter(engine)
