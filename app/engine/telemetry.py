@@ -59,9 +59,7 @@ class Telemetry:
 
     def __init__(self, gpus: Gpus, registry: CollectorRegistry = REGISTRY) -> None:
         self.gpus = gpus
-        self.running = 0
-        self.waiting = 0
-        self.kv_cache_usage = 0.0
+        self._engines: dict[int, Any] = {}
         self.prompt_rate = Window()
         self.generation_rate = Window()
         self.recent_queue_time = Window()
@@ -85,12 +83,25 @@ class Telemetry:
         self.state = Gauge("askimage_engine_state", "1 for the engine's current state.", ["state"], registry=registry)
         registry.register(_Live(self))
 
-    def record_engine(self, scheduler: Any, iteration: Any) -> None:
-        """Take one engine step's statistics (vLLM's SchedulerStats and IterationStats; either may be None)."""
+    @property
+    def running(self) -> int:
+        """Requests that the engines run."""
+        return sum(stats.num_running_reqs for stats in self._engines.values())
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait in the engines."""
+        return sum(stats.num_waiting_reqs + stats.num_skipped_waiting_reqs for stats in self._engines.values())
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of the KV cache in use, of the fullest engine."""
+        return max((stats.kv_cache_usage for stats in self._engines.values()), default=0.0)
+
+    def record_engine(self, engine: int, scheduler: Any, iteration: Any) -> None:
+        """Take one step of one of the data-parallel engines (vLLM's SchedulerStats, IterationStats; or None)."""
         if scheduler is not None:
-            self.running = scheduler.num_running_reqs
-            self.waiting = scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs
-            self.kv_cache_usage = scheduler.kv_cache_usage
+            self._engines[engine] = scheduler
         if iteration is not None:
             self.prompt_rate.add(iteration.num_prompt_tokens)
             self.generation_rate.add(iteration.num_generation_tokens)
@@ -139,7 +150,7 @@ def stat_logger(telemetry: Telemetry) -> Callable[[Any, int], Any]:
         def record(
             self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
         ) -> None:
-            telemetry.record_engine(scheduler_stats, iteration_stats)
+            telemetry.record_engine(engine_idx, scheduler_stats, iteration_stats)
 
         def log_engine_initialized(self) -> None:
             pass
