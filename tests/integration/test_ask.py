@@ -172,8 +172,10 @@ async def test_a_deadline_ends_the_request(client: httpx.AsyncClient) -> None:
     late = await ask(client, deadline_ms="1")
     assert late.status_code == 504
     assert late.json()["field"] == "deadline_ms"
-    received = await stream(client, deadline_ms="150", question=QUESTION * 10)
-    assert received[-1][0] in {"error", "done"}
+    schema = json.dumps({"type": "string", "minLength": 1500, "maxLength": 1600})  # seconds of decoding
+    received = await stream(client, deadline_ms="1500", json_schema=schema, max_tokens="1900")
+    assert received[0][0] == "accepted"
+    assert (received[-1][0], received[-1][1]["code"]) == ("error", "deadline_exceeded")
 
 
 async def test_a_request_id_is_kept_when_it_is_harmless(client: httpx.AsyncClient) -> None:

@@ -74,6 +74,6 @@ def test_check_passes_on_a_good_checkpoint_and_names_what_is_wrong_with_a_bad_on
     assert "tiktoken.model" in bad.stdout
 
 
-def test_help_teaches(server: str) -> None:
+def test_help_teaches() -> None:
     assert "Try:" in askimage("serve", "--help").stdout
     assert {"serve", "ask", "check"} <= set(askimage("--help").stdout.split())
