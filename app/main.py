@@ -49,7 +49,12 @@ def create_app(settings: Settings, on_failure: Callable[[str], None]) -> FastAPI
             pool.close()
             await service.stop()
 
-    app = FastAPI(title="askimage", summary="Answers questions about images.", version="0.1.0", lifespan=lifespan)
+    app = FastAPI(
+        title="askimage",
+        summary="Answers questions about images.",
+        version=ops.VERSIONS["askimage"] or "unknown",
+        lifespan=lifespan,
+    )
     for router in (ask.router, images.router, ops.router):
         app.include_router(router)
     Instrumentator(excluded_handlers=PROBES).instrument(app).expose(app, tags=["operations"])

@@ -14,11 +14,17 @@ import typer
 from PIL import Image
 from rich.console import Console
 
+from app.engine.arguments import GiB, device_type, engine_arguments
+from app.engine.gpu import Gpus
+from app.engine.kimi_vl.plugin import ARCHITECTURE
+from app.engine.preflight import check_architecture, check_memory, inspect_checkpoint
+from app.engine.service import EngineService, EngineState
+from app.engine.telemetry import Telemetry
+from app.images.intake import decode
 from app.settings import Settings, SettingsError, load_settings
 
 console = Console(highlight=False, soft_wrap=True)
 
-GiB = 1 << 30
 TEST_IMAGE_SIZE = (448, 448)
 
 
@@ -76,16 +82,11 @@ def _vllm() -> str:
 
 
 def _device() -> str:
-    from app.engine.arguments import device_type
-    from app.engine.gpu import Gpus
-
     names = [reading.name for reading in Gpus().memory()]
     return f"{device_type()}{' (' + ', '.join(names) + ')' if names else ''}"
 
 
 def _memory() -> str:
-    from app.engine.gpu import Gpus
-
     memory = psutil.virtual_memory()
     parts = [f"{memory.available / GiB:.1f} of {memory.total / GiB:.1f} GiB available"]
     parts += [
@@ -97,8 +98,6 @@ def _memory() -> str:
 
 
 def _checkpoint(settings: Settings) -> str:
-    from app.engine.preflight import check_architecture, inspect_checkpoint
-
     checkpoint = inspect_checkpoint(settings.model.path)
     if checkpoint is None:
         return f"{settings.model.path} is a name for vLLM to resolve"
@@ -107,10 +106,6 @@ def _checkpoint(settings: Settings) -> str:
 
 
 def _fits(settings: Settings) -> str:
-    from app.engine.arguments import device_type, engine_arguments
-    from app.engine.gpu import Gpus
-    from app.engine.preflight import check_memory, inspect_checkpoint
-
     device = device_type()
     arguments = engine_arguments(settings, device)
     if (checkpoint := inspect_checkpoint(settings.model.path)) is not None:
@@ -119,10 +114,8 @@ def _fits(settings: Settings) -> str:
 
 
 def _is_kimi_vl(settings: Settings) -> bool:
-    from app.engine.preflight import inspect_checkpoint
-
     checkpoint = inspect_checkpoint(settings.model.path)
-    return checkpoint is not None and checkpoint.architectures[0] == "KimiVLForConditionalGeneration"
+    return checkpoint is not None and checkpoint.architectures[0] == ARCHITECTURE
 
 
 def _tokenizer(settings: Settings) -> str:
@@ -138,8 +131,6 @@ def _tokenizer(settings: Settings) -> str:
 
 
 def _test_image(settings: Settings) -> str:
-    from app.images.intake import decode
-
     file = io.BytesIO()
     Image.new("RGB", TEST_IMAGE_SIZE, "white").save(file, "PNG")
     image = decode(file.getvalue(), max_pixels=settings.images.max_pixels)
@@ -154,16 +145,11 @@ def _test_image(settings: Settings) -> str:
 
 
 async def _ask_engine(settings: Settings) -> str:
-    from app.engine.gpu import Gpus
-    from app.engine.service import EngineService, EngineState
-    from app.engine.telemetry import Telemetry
-
-    failures: list[str] = []
-    service = EngineService(settings, Telemetry(Gpus()), failures.append)
+    service = EngineService(settings, Telemetry(Gpus()), on_failure=lambda reason: None)
     service.start()
     try:
         if await service.settled() is not EngineState.READY:
-            raise RuntimeError(failures[0] if failures else service.reason)
+            raise RuntimeError(service.reason)
         return f"started and answered a test image; context {service.max_model_len} tokens"
     finally:
         await service.stop()

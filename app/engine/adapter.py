@@ -23,6 +23,19 @@ class Rendered:
     image_tokens: tuple[int, ...]
 
 
+def prepared_image(image: DecodedImage, resized_to: tuple[int, int] | None, payload: Any) -> PreparedImage:
+    """What every adapter keeps of a decoded image; the pixels themselves are let go."""
+    return PreparedImage(
+        id=image.id,
+        width=image.pixels.width,
+        height=image.pixels.height,
+        format=image.format,
+        frames=image.frames,
+        resized_to=resized_to,
+        payload=payload,
+    )
+
+
 class Adapter(Protocol):
     """What the engine needs to know of a model."""
 

@@ -53,8 +53,8 @@ class Generation:
         self._answer_has_rules = bool(request.stop) or request.json_schema is not None
         answering = request.thinking == "off" or request.thinking_budget == 0
         self._splitter = ThinkingSplitter(markers, answering=answering)
-        self._closed = markers.closed("") if answering else None
-        self._texts = dict.fromkeys(Channel, "")
+        self._closed_thinking = markers.closed("") if answering else None
+        self._texts: dict[Channel, list[str]] = {channel: [] for channel in Channel}
         self._completion_tokens = 0
         self._reasoning_tokens = 0
         self._rendered: Rendered | None = None
@@ -72,7 +72,7 @@ class Generation:
             PromptTooLong: The prompt leaves no room for an answer.
             InvalidField: The model's template or processor refuses the request.
         """
-        self._rendered = await self._adapter.render(self._request.turns, self._request.images, self._closed)
+        self._rendered = await self._adapter.render(self._request.turns, self._request.images, self._closed_thinking)
         self._prompt = self._prompt or self._rendered
         self._params = self._sampling_params(self._rendered.prompt_tokens)
 
@@ -86,7 +86,7 @@ class Generation:
         while True:
             async with aclosing(self._phase()) as deltas:
                 async for delta in deltas:
-                    self._texts[delta.channel] += delta.text
+                    self._texts[delta.channel].append(delta.text)
                     yield delta
             if self._finish is not None:
                 break
@@ -94,7 +94,7 @@ class Generation:
         yield self._result(self._finish)
 
     async def _phase(self) -> AsyncGenerator[Delta, None]:
-        """One engine request. It ends with `_finish` set, or with `_closed` holding what the next one continues."""
+        """One engine request. It ends with `_finish` set, or `_closed_thinking` set for the next one to go on from."""
         answering = self._splitter.channel is Channel.ANSWER
         output = None
         try:
@@ -108,7 +108,7 @@ class Generation:
                     answer_apart = switch and self._completion_tokens < self._max_tokens
                     if answer_apart or (self._budget_is_spent and not output.finished):
                         thought = self._splitter.thought or not answer_apart
-                        self._closed = self._markers.closed(self._texts[Channel.REASONING]) if thought else None
+                        self._closed_thinking = self._markers.closed(self._text(Channel.REASONING)) if thought else None
                         self._splitter.close()
                         return
         finally:
@@ -147,6 +147,9 @@ class Generation:
             raise InvalidField(str(error)) from error
         except EngineGenerateError as error:
             raise EngineError(f"the engine could not run this request: {error.__cause__ or error}") from error
+
+    def _text(self, channel: Channel) -> str:
+        return "".join(self._texts[channel])
 
     def _take(self, output: Any) -> list[Delta]:
         """Account for one engine output and split its text."""
@@ -201,8 +204,8 @@ class Generation:
         prefill = sum(phase.first_token_ts - phase.scheduled_ts for phase in self._phases)
         decode = sum(phase.last_token_ts - phase.first_token_ts for phase in self._phases)
         return Result(
-            answer=self._texts[Channel.ANSWER] if answered else None,
-            reasoning=self._texts[Channel.REASONING],
+            answer=self._text(Channel.ANSWER) if answered else None,
+            reasoning=self._text(Channel.REASONING),
             finish_reason=finish_reason,
             usage=Usage(
                 prompt_tokens=self._prompt.prompt_tokens,

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from app.engine.adapter import Rendered
+from app.engine.adapter import Rendered, prepared_image
 from app.engine.request import ClosedThinking, PreparedImage, Turn
 from app.errors import InvalidField
 from app.images.intake import DecodedImage
@@ -25,15 +25,7 @@ class GenericAdapter:
         """vLLM's processor scales images down by itself."""
 
     def prepare(self, image: DecodedImage) -> PreparedImage:
-        return PreparedImage(
-            id=image.id,
-            width=image.pixels.width,
-            height=image.pixels.height,
-            format=image.format,
-            frames=image.frames,
-            resized_to=None,
-            payload=image.pixels,
-        )
+        return prepared_image(image, None, image.pixels)
 
     async def render(
         self, turns: tuple[Turn, ...], images: tuple[PreparedImage, ...], thinking: ClosedThinking | None

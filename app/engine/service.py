@@ -59,7 +59,7 @@ class EngineService:
         self._temperature = DEFAULT_TEMPERATURE
         self._state = EngineState.LOADING
         self._settled = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._task: asyncio.Task[None] | None = None
         self._markers = Markers(settings.model.thinking_open, settings.model.thinking_close)
 
     @property
@@ -69,7 +69,7 @@ class EngineService:
     def start(self) -> None:
         """Begin to load in the background; `state` tells how far it is."""
         self._set_state(EngineState.LOADING)
-        self._tasks.append(asyncio.create_task(self._load(), name="engine-load"))
+        self._task = asyncio.create_task(self._load(), name="engine-load")
 
     async def settled(self) -> EngineState:
         """Wait until loading is over; the state says how it ended."""
@@ -80,9 +80,9 @@ class EngineService:
         """Take no more requests and end the engine's processes."""
         if self._state in {EngineState.LOADING, EngineState.READY}:
             self._set_state(EngineState.DRAINING)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
         if self._engine is not None:
             await asyncio.to_thread(self._engine.shutdown)
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from app.engine.adapter import Rendered
+from app.engine.adapter import Rendered, prepared_image
 from app.engine.kimi_vl.geometry import ImageGeometry, ImagePlan, ImageSizeError, ImageTooSmall
 from app.engine.kimi_vl.inputs import engine_input, image_hash
 from app.engine.kimi_vl.processor import patchify
@@ -38,15 +38,8 @@ class KimiVLAdapter:
 
     def prepare(self, image: DecodedImage) -> PreparedImage:
         plan = self._plan(*image.pixels.size)
-        return PreparedImage(
-            id=image.id,
-            width=image.pixels.width,
-            height=image.pixels.height,
-            format=image.format,
-            frames=image.frames,
-            resized_to=plan.resized,
-            payload=(plan, patchify(image.pixels, self._geometry, plan, self._dtype)),
-        )
+        patches = patchify(image.pixels, self._geometry, plan, self._dtype)
+        return prepared_image(image, plan.resized, (plan, patches))
 
     async def render(
         self, turns: tuple[Turn, ...], images: tuple[PreparedImage, ...], thinking: ClosedThinking | None
