@@ -6,6 +6,7 @@ import typer
 
 from app.commands.ask import ask
 from app.commands.check import check
+from app.commands.keys import keys
 from app.commands.serve import serve
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(ask)
 app.command()(check)
+app.add_typer(keys)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from app.answering import Answering
 from app.engine.service import EngineService
 from app.images.pool import ImagePool
 from app.images.store import ImageStore
@@ -13,6 +14,11 @@ from app.settings import Settings
 def _service(request: Request) -> EngineService:
     service: EngineService = request.state.service
     return service
+
+
+def _answering(request: Request) -> Answering:
+    answering: Answering = request.state.answering
+    return answering
 
 
 def _pool(request: Request) -> ImagePool:
@@ -31,6 +37,7 @@ def _settings(request: Request) -> Settings:
 
 
 ServiceDep = Annotated[EngineService, Depends(_service)]
+AnsweringDep = Annotated[Answering, Depends(_answering)]
 PoolDep = Annotated[ImagePool, Depends(_pool)]
 StoreDep = Annotated[ImageStore, Depends(_store)]
 SettingsDep = Annotated[Settings, Depends(_settings)]

@@ -8,8 +8,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 PROBLEM_JSON = "application/problem+json"
 
@@ -27,6 +27,7 @@ class ApiError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
     title: ClassVar[str] = "Internal error"
+    headers: ClassVar[dict[str, str]] = {}
 
     def __init__(
         self, detail: str, *, field: str | None = None, limit: float | None = None, retry_after: int | None = None
@@ -51,11 +52,20 @@ class ApiError(Exception):
         }
         return {name: value for name, value in members.items() if value is not None}
 
-    def response(self, request_id: str | None = None) -> Response:
-        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+    def response(self, scope: Scope) -> Response:
+        """The answer to the request of `scope`; its log line and the count of rejections learn of the error."""
+        state = scope.get("state", {})
+        state.setdefault("log", {})["error"] = self.code
+        if (service := state.get("service")) is not None:
+            service.telemetry.rejections.labels(self.code).inc()
+        retry = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         # Text that a client sent may hold what UTF-8 cannot, such as a lone surrogate; JSON's own escapes can.
-        body = json.dumps(self.problem(request_id), ensure_ascii=True)
-        return Response(body, self.status, headers, media_type=PROBLEM_JSON)
+        body = json.dumps(self.problem(state.get("request_id")), ensure_ascii=True)
+        return Response(body, self.status, self.headers | retry, media_type=PROBLEM_JSON)
+
+    async def send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request with this error, from a middleware."""
+        await self.response(scope)(scope, receive, send)
 
 
 class MalformedRequest(ApiError):
@@ -64,10 +74,29 @@ class MalformedRequest(ApiError):
     status, code, title = 400, "malformed_request", "Malformed request"
 
 
+class Unauthorized(ApiError):
+    """No key, or one that is not known."""
+
+    status, code, title = 401, "unauthorized", "Unauthorized"
+    headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": 'Bearer realm="askimage"'}
+
+
+class ClassForbidden(ApiError):
+    """The key's tier does not include this class of service."""
+
+    status, code, title = 403, "class_forbidden", "Class of service not allowed"
+
+
 class NotFound(ApiError):
     """No such route or object."""
 
     status, code, title = 404, "not_found", "Not found"
+
+
+class RequestTimeout(ApiError):
+    """The request body did not arrive in time."""
+
+    status, code, title = 408, "request_timeout", "Request timed out"
 
 
 class BodyTooLarge(ApiError):
@@ -106,10 +135,46 @@ class InvalidField(ApiError):
     status, code, title = 422, "invalid_field", "Invalid field"
 
 
+class RateLimited(ApiError):
+    """More requests or image tokens than the client may send in a window of time."""
+
+    status, code, title = 429, "rate_limited", "Rate limit exceeded"
+
+
+class Overloaded(ApiError):
+    """The service has more work than it can queue, or the request waited too long."""
+
+    status, code, title = 503, "overloaded", "Service overloaded"
+
+
+class QueueFull(Overloaded):
+    """No room to wait for the engine."""
+
+    code, title = "queue_full", "Queue full"
+
+
+class Evicted(Overloaded):
+    """A waiting request had to make room for one of a higher class."""
+
+    code, title = "evicted", "Evicted from the queue"
+
+
+class QueueTimeout(Overloaded):
+    """The engine had no slot within the class's queue timeout."""
+
+    code, title = "queue_timeout", "Waited too long"
+
+
 class NotReady(ApiError):
-    """The model is still loading, or the service is draining."""
+    """The model is still loading."""
 
     status, code, title = 503, "not_ready", "Service not ready"
+
+
+class Draining(NotReady):
+    """The service is shutting down; another replica may answer."""
+
+    code, title = "draining", "Service shutting down"
 
 
 class EngineDead(ApiError):
@@ -139,12 +204,6 @@ class StatusError(ApiError):
         self.status = status  # type: ignore[misc]
         self.code = phrase.lower().replace(" ", "_")  # type: ignore[misc]
         self.title = phrase  # type: ignore[misc]
-
-
-def request_id_of(request: Request) -> str | None:
-    """The id that the request-id middleware gave this request."""
-    value: str | None = request.scope.get("state", {}).get("request_id")
-    return value
 
 
 def responses(*errors: type[ApiError]) -> dict[int | str, dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The ASGI application: its parts put together, and what starts and ends with it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,59 +10,78 @@ from fastapi.exceptions import RequestValidationError
 from prometheus_fastapi_instrumentator import Instrumentator
 from starlette.exceptions import HTTPException
 
+from app.answering import Answering
 from app.engine.gpu import Gpus
+from app.engine.inflight import Phase
 from app.engine.service import EngineService
 from app.engine.telemetry import Telemetry
-from app.errors import ApiError, StatusError, first_validation_error, request_id_of
+from app.errors import ApiError, StatusError, first_validation_error
 from app.images.pool import ImagePool
 from app.images.store import ImageStore
+from app.keys import KeyStore
+from app.loop_lag import measure_loop_lag
+from app.middleware.access_log import AccessLogMiddleware
+from app.middleware.auth import AuthMiddleware
 from app.middleware.body_limit import BodyLimitMiddleware
+from app.middleware.operations_port import PROBES, OperationsPortMiddleware
 from app.middleware.priority import PriorityMiddleware
+from app.middleware.rate_limit import RateLimitMiddleware
 from app.middleware.request_id import RequestIdMiddleware
+from app.rate_limits import RateLimiter
 from app.routers import ask, images, ops
 from app.routers.streaming import ClientGone
 from app.settings import Settings
 
-PROBES = ["/livez", "/readyz", "/healthz", "/health", "/metrics"]
 
-
-def create_app(settings: Settings, on_failure: Callable[[str], None]) -> FastAPI:
+def create_app(settings: Settings, on_end: Callable[[int, str], None]) -> FastAPI:
     """Build the application.
 
     Args:
         settings: The configuration.
-        on_failure: Called with one line when the model cannot be loaded.
+        on_end: Called with an exit code and one line when the process should end, see `EngineService`.
+
+    Raises:
+        SettingsError: Keys or limits that cannot be used.
     """
+    keys = KeyStore(settings.auth)
+    limiter = RateLimiter(settings.limits)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
-        service = EngineService(settings, Telemetry(Gpus()), on_failure)
+        telemetry = Telemetry(Gpus())
+        service = EngineService(settings, telemetry, on_end)
         pool = ImagePool(settings.images)
+        telemetry.watch(service.admission, pool)
         service.start()
+        background = [asyncio.create_task(keys.watch()), asyncio.create_task(measure_loop_lag(telemetry.loop_lag))]
         try:
             yield {
                 "settings": settings,
+                "keys": keys,
+                "rate_limiter": limiter,
                 "service": service,
                 "pool": pool,
+                "answering": Answering(service, pool, limiter),
                 "store": ImageStore(settings.images.store_bytes),
             }
         finally:
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
             pool.close()
             await service.stop()
+            await limiter.close()
 
     app = FastAPI(
         title="askimage",
         summary="Answers questions about images.",
         version=ops.VERSIONS["askimage"] or "unknown",
         lifespan=lifespan,
+        openapi_url="/openapi.json" if settings.server.docs else None,
     )
     for router in (ask.router, images.router, ops.router):
         app.include_router(router)
-    Instrumentator(excluded_handlers=PROBES).instrument(app).expose(app, tags=["operations"])
-    # The last one added is the outermost.
-    app.add_middleware(PriorityMiddleware)
-    app.add_middleware(BodyLimitMiddleware, limit=settings.server.max_body_bytes)
-    app.add_middleware(RequestIdMiddleware)
+    _add_middleware(app, settings)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
@@ -70,27 +90,46 @@ def create_app(settings: Settings, on_failure: Callable[[str], None]) -> FastAPI
     return app
 
 
+def _add_middleware(app: FastAPI, settings: Settings) -> None:
+    """The last one added is the outermost: what counts and logs sees what the others refuse."""
+    app.add_middleware(PriorityMiddleware)
+    app.add_middleware(RateLimitMiddleware)
+    app.add_middleware(AuthMiddleware, trusted_proxies=settings.server.trusted_proxies)
+    app.add_middleware(BodyLimitMiddleware, settings=settings.server)
+    if settings.server.operations_port is not None:
+        app.add_middleware(OperationsPortMiddleware, port=settings.server.operations_port)
+    app.add_middleware(AccessLogMiddleware)
+    app.add_middleware(RequestIdMiddleware)
+    instrumentator = Instrumentator(excluded_handlers=[*PROBES, "/metrics"]).instrument(app)
+    if settings.server.metrics:
+        instrumentator.expose(app, tags=["operations"])
+
+
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response(request_id_of(request))
+    return error.response(request.scope)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    response = StatusError(error.status_code, error.detail).response(request_id_of(request))
+    response = StatusError(error.status_code, error.detail).response(request.scope)
     response.headers.update(error.headers or {})
     return response
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return first_validation_error(error.errors()).response(request_id_of(request))
+    return first_validation_error(error.errors()).response(request.scope)
 
 
 async def _bug(request: Request, error: Exception) -> Response:
     """A fault of ours; the traceback goes to the log, the client learns the request's id."""
-    return ApiError("an unexpected error; the log has it under this request's id").response(request_id_of(request))
+    return ApiError("an unexpected error; the log has it under this request's id").response(request.scope)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # nobody reads it; access logs show why there was no answer
+    """Nobody reads the reply; access logs show why there was no answer."""
+    if "outcome" not in request.state.log:
+        request.state.log |= {"outcome": "cancelled", "phase": str(Phase.UPLOAD)}
+        request.state.service.telemetry.cancellations.labels(Phase.UPLOAD).inc()
+    return Response(status_code=499)

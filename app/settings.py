@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError as SourceError
 
@@ -28,10 +28,83 @@ class ServerSettings(_Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
+    operations_port: int | None = Field(
+        None, ge=0, le=65535, description="A second port for /metrics and /docs, which then leave the first one."
+    )
+    docs: bool = Field(True, description="Serve /docs and /openapi.json.")
+    metrics: bool = Field(True, description="Serve /metrics.")
+    trusted_proxies: int = Field(
+        0,
+        ge=0,
+        le=16,
+        description="Proxies in front; the client's address is that far from the right in X-Forwarded-For.",
+    )
     max_body_bytes: int = Field(64 * MiB, ge=1, description="Largest request body, in bytes.")
+    max_buffered_bytes: int = Field(
+        512 * MiB, ge=1, description="All request bodies held at once, in memory and on disk, in bytes."
+    )
+    body_timeout: float = Field(120.0, gt=0, description="Seconds in which a request body has to arrive.")
+    idle_timeout: float = Field(
+        15.0, gt=0, description="Seconds a client may neither send the rest of a request nor read a waiting reply."
+    )
     drain_timeout: float = Field(
         30.0, ge=0, le=3600, description="Seconds that running requests get to finish at SIGTERM."
+    )
+    death_grace: float = Field(
+        5.0, ge=0, le=3600, description="Seconds between the engine's death and the end of the process (code 70)."
+    )
+
+
+class LogSettings(_Section):
+    """What is logged, and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
+    format: Literal["auto", "json", "pretty"] = Field(
+        "auto", description="auto: pretty on a terminal, else JSON lines."
+    )
+    questions: bool = Field(False, description="Log questions and answers too; images never are.")
+
+
+class AuthSettings(_Section):
+    """Who may ask. Without keys the service listens on this machine alone, unless `anonymous` is true."""
+
+    key: SecretStr | None = Field(None, description="One key, named `default`, of tier premium.")
+    keys_file: Path | None = Field(None, description="File of keys (`askimage keys new`); read again when it changes.")
+    anonymous: bool = Field(False, description="Take requests without a key, beside keys or from other machines.")
+    anonymous_tier: str | None = Field(
+        None, description="Tier of requests without a key; by default premium where there are no keys, else standard."
+    )
+
+
+class LimitSettings(_Section):
+    """Rate limits of clients whose key or tier names none; several are separated by `;`."""
+
+    requests: str | None = Field(None, description="Requests, such as `120/minute;2000/hour`; empty: no limit.")
+    image_tokens: str | None = Field(None, description="Image tokens, such as `500000/minute`; empty: no limit.")
+    storage_url: str | None = Field(
+        None, description="`redis://host:port/0`, shared by replicas; empty: this process's memory."
+    )
+    fail_open: bool = Field(True, description="Let requests through while the storage does not answer; else 503.")
+
+
+class AdmissionSettings(_Section):
+    """Who waits for the engine, how long, and who goes first."""
+
+    max_running: int | None = Field(
+        None, ge=1, description="Requests run at once; by default the engine's max_num_seqs."
+    )
+    reserved_realtime: int | None = Field(
+        None, ge=0, description="Of these, slots for realtime alone; by default an eighth."
+    )
+    max_waiting: int = Field(512, ge=0, description="Most requests that wait, all classes together.")
+    max_waiting_realtime: int = Field(128, ge=0, description="Most realtime requests that wait.")
+    max_waiting_normal: int = Field(256, ge=0, description="Most normal requests that wait.")
+    max_waiting_batch: int = Field(512, ge=0, description="Most batch requests that wait.")
+    queue_timeout_realtime: float = Field(10.0, gt=0, description="Longest wait of a realtime request, in seconds.")
+    queue_timeout_normal: float = Field(60.0, gt=0, description="Longest wait of a normal request, in seconds.")
+    queue_timeout_batch: float = Field(600.0, gt=0, description="Longest wait of a batch request, in seconds.")
+    starvation_interval: int = Field(
+        8, ge=2, description="Of so many slots given out in a row, one goes to the longest-waiting lower class."
     )
 
 
@@ -73,6 +146,9 @@ class EngineSettings(_Section):
     speculative_config: dict[str, Any] | None = Field(None, description="Speculative decoding, as JSON.")
     compilation_config: dict[str, Any] | None = Field(None, description="torch.compile and CUDA graphs, as JSON.")
     seed: int = Field(0, description="Seed of the engine's random numbers.")
+    restarts: int = Field(
+        0, ge=0, description="Times a dead engine is started again in this process; then the process ends."
+    )
     extra_args: dict[str, Any] = Field(default_factory=dict, description="Any other vLLM engine argument, as JSON.")
 
 
@@ -115,6 +191,10 @@ class Settings(BaseSettings):
     )
 
     server: ServerSettings = Field(default_factory=ServerSettings)
+    log: LogSettings = Field(default_factory=LogSettings)
+    auth: AuthSettings = Field(default_factory=AuthSettings)
+    limits: LimitSettings = Field(default_factory=LimitSettings)
+    admission: AdmissionSettings = Field(default_factory=AdmissionSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
     engine: EngineSettings = Field(default_factory=EngineSettings)
     images: ImageSettings = Field(default_factory=ImageSettings)

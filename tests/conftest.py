@@ -13,6 +13,11 @@ from support import ROOT, START_SECONDS, answers, serve, wait_for
 TEST_MODEL = Path(os.environ.pop("ASKIMAGE_TEST_MODEL", ROOT / "demo_model"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with engines of their own come first: the session's server starts after them, and no two run at once."""
+    items.sort(key=lambda item: "server" in getattr(item, "fixturenames", ()))
+
+
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
     """The checkpoint that the tests run on; ASKIMAGE_TEST_MODEL names another than the demo model."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from PIL import Image, ImageDraw
+from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 150
@@ -69,3 +70,13 @@ def picture(width: int = 112, height: int = 112, **save: object) -> bytes:
     file = io.BytesIO()
     image.save(file, **({"format": "PNG"} | save))
     return file.getvalue()
+
+
+def metric(page: str, name: str, **labels: str) -> float:
+    """A value on a metrics page; 0 when it is not there yet."""
+    total = 0.0
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                total += sample.value
+    return total

@@ -23,6 +23,11 @@ def ask(
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of reasoning and answer.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     timeout: Annotated[int, typer.Option(min=1, help="Seconds to wait for the next byte.")] = 300,
+    key: Annotated[
+        str | None,
+        typer.Option(envvar="ASKIMAGE_AUTH__KEY", help="Key; the variable keeps it out of the shell history."),
+    ] = None,
+    priority: Annotated[str | None, typer.Option(help="Class of service: realtime, normal or batch.")] = None,
 ) -> None:
     """Ask a running service about one or several images; the reasoning is printed dimmed.
 
@@ -38,10 +43,11 @@ def ask(
     fields: dict[str, Any] = {"question": question, "thinking": thinking, "stream": str(stream).lower()}
     fields |= {"max_tokens": max_tokens} if max_tokens is not None else {}
     fields |= {"temperature": temperature} if temperature is not None else {}
+    headers = _headers(key, priority)
     files = [("image", (Path(path).name, Path(path).read_bytes())) for path in paths]
     try:
         with (
-            httpx.Client(base_url=url, timeout=timeout) as client,
+            httpx.Client(base_url=url, timeout=timeout, headers=headers) as client,
             client.stream("POST", "/v1/ask", data=fields, files=files) as response,
         ):
             if response.status_code != 200:
@@ -56,6 +62,18 @@ def ask(
         sys.exit(f"askimage: no answer from {url}: {error} (is the service there? see --url)")
     except (ValueError, KeyError, TypeError):
         sys.exit(f"askimage: {url} answers, but not as this service does")
+
+
+def _headers(key: str | None, priority: str | None) -> dict[bytes, bytes]:
+    """As bytes, because httpx takes text for ASCII."""
+    headers = {}
+    if key is not None:
+        if key.split() != [key] or not key.isprintable():
+            sys.exit("askimage: the key (--key or ASKIMAGE_AUTH__KEY) is empty, or has a space or line break in it")
+        headers[b"Authorization"] = f"Bearer {key}".encode()
+    if priority is not None:
+        headers[b"X-Priority"] = priority.encode("utf-8", "surrogateescape")
+    return headers
 
 
 def _problem(response: httpx.Response) -> str:

@@ -145,7 +145,7 @@ def _test_image(settings: Settings) -> str:
 
 
 async def _ask_engine(settings: Settings) -> str:
-    service = EngineService(settings, Telemetry(Gpus()), on_failure=lambda reason: None)
+    service = EngineService(settings, Telemetry(Gpus()), on_end=lambda code, line: None)
     service.start()
     try:
         if await service.settled() is not EngineState.READY:

@@ -52,7 +52,9 @@ def engine_arguments(settings: Settings, device: str) -> dict[str, Any]:
     check_extra_args(settings.engine)
     defaults = dict(_DEVICE_DEFAULTS.get(device, {}))
     chosen = {
-        name: value for name, value in settings.engine.model_dump(exclude={"extra_args"}).items() if value is not None
+        name: value
+        for name, value in settings.engine.model_dump(exclude={"extra_args", "restarts"}).items()
+        if value is not None
     }
     if device == "cpu" and chosen.get("enforce_eager") is False:
         defaults.pop("compilation_config", None)  # the compiled rotary embedding is right

@@ -76,6 +76,11 @@ class Generation:
         self._prompt = self._prompt or self._rendered
         self._params = self._sampling_params(self._rendered.prompt_tokens)
 
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of all images; known after `prepare`."""
+        return sum(self._prompt.image_tokens) if self._prompt is not None else 0
+
     async def run(self) -> Events:
         """After `prepare`: yield the deltas and, last, the result.
 
@@ -200,7 +205,8 @@ class Generation:
     def _result(self, finish_reason: FinishReason) -> Result:
         assert self._prompt is not None
         answered = self._splitter.channel is Channel.ANSWER
-        queue = sum(phase.scheduled_ts - phase.queued_ts for phase in self._phases)
+        engine_queue = sum(phase.scheduled_ts - phase.queued_ts for phase in self._phases)
+        queue = self._request.admission_seconds + engine_queue
         prefill = sum(phase.first_token_ts - phase.scheduled_ts for phase in self._phases)
         decode = sum(phase.last_token_ts - phase.first_token_ts for phase in self._phases)
         return Result(
@@ -209,7 +215,7 @@ class Generation:
             finish_reason=finish_reason,
             usage=Usage(
                 prompt_tokens=self._prompt.prompt_tokens,
-                image_tokens=sum(self._prompt.image_tokens),
+                image_tokens=self.image_tokens,
                 cached_tokens=self._cached_tokens,
                 reasoning_tokens=self._reasoning_tokens,
                 completion_tokens=self._completion_tokens,
@@ -224,4 +230,5 @@ class Generation:
                 tokens_per_second=round((self._completion_tokens - len(self._phases)) / decode, 1) if decode else 0.0,
             ),
             image_tokens=self._prompt.image_tokens,
+            engine_queue_seconds=engine_queue,
         )

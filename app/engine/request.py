@@ -81,6 +81,8 @@ class GenerationRequest:
         thinking_budget: Most tokens of thinking; then the answer is forced.
         json_schema: The answer is JSON of this schema.
         arrived: Monotonic seconds when the request came in.
+        admission_seconds: Time it waited for a slot of the engine.
+        preprocess_seconds: Time its images took.
     """
 
     id: str
@@ -98,6 +100,7 @@ class GenerationRequest:
     thinking_budget: int | None = None
     json_schema: dict[str, Any] | None = None
     arrived: float = 0.0
+    admission_seconds: float = 0.0
     preprocess_seconds: float = 0.0
 
 
@@ -136,6 +139,7 @@ class Result:
     Attributes:
         answer: None when the output ended inside the thinking.
         image_tokens: Tokens of each image, in order.
+        engine_queue_seconds: Waiting inside the engine, which is the end of `timings.queue_ms`.
     """
 
     answer: str | None
@@ -144,3 +148,4 @@ class Result:
     usage: Usage
     timings: Timings
     image_tokens: tuple[int, ...]
+    engine_queue_seconds: float

@@ -1,114 +1,112 @@
 """`POST /v1/ask`: one question about one or several images."""
 
-import asyncio
 import json
-import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from app.deps import PoolDep, ServiceDep, SettingsDep, StoreDep
-from app.engine.adapter import Adapter
-from app.engine.generation import Events
-from app.engine.request import GenerationRequest, PreparedImage, Result, Turn
-from app.engine.schema import check_json_schema
-from app.engine.service import EngineService
+from app.answering import Answer
+from app.deps import AnsweringDep, ServiceDep, SettingsDep, StoreDep
+from app.engine.inflight import InFlight
+from app.engine.request import GenerationRequest, Result, Turn
 from app.engine.thinking import Delta
 from app.errors import (
     ApiError,
     BodyTooLarge,
+    ClassForbidden,
     DeadlineExceeded,
+    Draining,
     EngineDead,
     EngineError,
+    Evicted,
     ImageTooLarge,
     InvalidField,
     MalformedRequest,
     NotFound,
     NotReady,
+    Overloaded,
     PromptTooLong,
+    QueueFull,
+    QueueTimeout,
+    RateLimited,
+    RequestTimeout,
+    Unauthorized,
     UndecodableImage,
     UnsupportedImage,
     responses,
 )
-from app.images.pool import ImagePool
 from app.images.store import ImageStore
 from app.routers.ask_form import AskForm, AskReply
 from app.routers.forms import multipart_body, read_form
-from app.routers.streaming import EventStream, event, until_disconnect, with_pings
+from app.routers.streaming import PING_SECONDS, EventStream, Opened, event, until_disconnect, with_pings
 
 router = APIRouter(tags=["ask"])
 
 ERRORS = responses(
     MalformedRequest,
+    Unauthorized,
+    ClassForbidden,
     NotFound,
+    RequestTimeout,
     BodyTooLarge,
     ImageTooLarge,
     PromptTooLong,
     UnsupportedImage,
     UndecodableImage,
     InvalidField,
+    RateLimited,
     EngineError,
     NotReady,
+    Draining,
+    Overloaded,
+    QueueFull,
+    Evicted,
+    QueueTimeout,
     EngineDead,
     DeadlineExceeded,
 )
 
 
 @router.post("/v1/ask", response_model=AskReply, responses=ERRORS, openapi_extra=multipart_body(AskForm))
-async def ask(request: Request, service: ServiceDep, pool: PoolDep, store: StoreDep, settings: SettingsDep) -> Response:
+async def ask(
+    request: Request, service: ServiceDep, answering: AnsweringDep, store: StoreDep, settings: SettingsDep
+) -> Response:
     """Ask a question about one or several images.
 
     With `stream=true` the reply is a stream of server-sent events: `accepted`, `reasoning` and `answer` deltas, then
-    `done`, or `error`.
+    `done`, or `error`. It begins when the engine has the question, so that what is wrong before is a status of its own,
+    or with a ping when that takes long.
     """
-    adapter = service.require_ready()
+    service.require_ready()
+    service.admission.refuse_early(request.state.priority)
     async with read_form(request, AskForm) as form:
         files = await _files(form, store, settings.images.max_per_request)
-    deadline = Deadline(request.state.arrived, form.deadline_ms)
-    work = _accept(request, form, files, adapter, service, pool, deadline)
-    generation, events = await until_disconnect(request, work)
-    if form.stream:
-        return EventStream(with_pings(_event_stream(generation, events, service, deadline)))
-    return JSONResponse(await until_disconnect(request, _reply(generation, events, service, deadline)))
-
-
-class Deadline:
-    """The end of `deadline_ms`, which spans the whole request from its arrival."""
-
-    def __init__(self, arrived: float, milliseconds: int | None) -> None:
-        self._milliseconds = milliseconds
-        self._end = None if milliseconds is None else arrived + milliseconds / 1e3
-
-    async def within(self, events: Events) -> Events:
-        """Pass events on until the end; closing this closes them.
-
-        The deadline is set around each step and never across a `yield`, where it would cancel the reader.
-        """
-        async with aclosing(events):
-            while True:
-                try:
-                    async with self.enforced():
-                        each = await anext(events)
-                except StopAsyncIteration:
-                    return
-                yield each
-
-    @asynccontextmanager
-    async def enforced(self) -> AsyncIterator[None]:
-        """Raises DeadlineExceeded at the end, and cancels what runs inside."""
-        try:
-            async with asyncio.timeout(None if self._end is None else self._end - time.monotonic()):
-                yield
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"the answer was not complete within deadline_ms={self._milliseconds}",
-                field="deadline_ms",
-                limit=self._milliseconds,
-            ) from None
+    generation = GenerationRequest(
+        id=request.state.request_id,
+        turns=_turns(form, len(files)),
+        images=(),
+        priority=request.state.priority,
+        arrived=request.state.arrived,
+        **form.sampling(),
+    )
+    if settings.log.questions:
+        request.state.log["question"] = form.question
+    inflight = InFlight(request.state.arrived, form.deadline_ms)
+    answer = answering.answer(generation, files, request.state.client, inflight, request.state.log)
+    model = settings.model.served_name
+    if not form.stream:
+        return JSONResponse(await until_disconnect(request, _reply(answer, model)))
+    opened = Opened(answer)
+    try:
+        await until_disconnect(request, opened.arrived(PING_SECONDS))
+    except BaseException:
+        await opened.aclose()
+        raise
+    return EventStream(with_pings(_event_stream(opened, generation, model)), opened)
 
 
 async def _files(form: AskForm, store: ImageStore, most: int) -> list[bytes]:
@@ -123,44 +121,6 @@ async def _files(form: AskForm, store: ImageStore, most: int) -> list[bytes]:
     return [await upload.read() for upload in form.image] + [store.get(each).data for each in form.image_id]
 
 
-async def _accept(
-    request: Request,
-    form: AskForm,
-    files: list[bytes],
-    adapter: Adapter,
-    service: EngineService,
-    pool: ImagePool,
-    deadline: Deadline,
-) -> tuple[GenerationRequest, Events]:
-    """Prepare the images and hand the question to the engine."""
-    async with deadline.enforced():
-        if form.json_schema is not None:
-            await asyncio.to_thread(check_json_schema, form.json_schema)
-        began = time.monotonic()
-        images = await asyncio.gather(*(_prepare(pool, adapter, files, index) for index in range(len(files))))
-        spent = time.monotonic() - began
-        service.telemetry.preprocess.observe(spent)
-        generation = GenerationRequest(
-            id=request.state.request_id,
-            turns=_turns(form, len(images)),
-            images=tuple(images),
-            priority=request.state.priority,
-            arrived=request.state.arrived,
-            preprocess_seconds=spent,
-            **form.sampling(),
-        )
-        return generation, await service.generate(generation)
-
-
-async def _prepare(pool: ImagePool, adapter: Adapter, files: list[bytes], index: int) -> PreparedImage:
-    try:
-        return await pool.prepare(files[index], adapter)
-    except ApiError as error:
-        if len(files) > 1:
-            error.detail = f"image {index + 1} of {len(files)}: {error.detail}"
-        raise
-
-
 def _turns(form: AskForm, images: int) -> tuple[Turn, ...]:
     """System, history, question. The images stand before the first thing the user said, where later questions about
     them find the cache filled."""
@@ -172,45 +132,35 @@ def _turns(form: AskForm, images: int) -> tuple[Turn, ...]:
     return tuple(turns)
 
 
-async def _reply(
-    request: GenerationRequest,
-    events: Events,
-    service: EngineService,
-    deadline: Deadline,
-) -> dict[str, Any]:
-    async with aclosing(deadline.within(events)) as timed:
-        async for each in timed:
-            if isinstance(each, Result):
-                return _document(request, each, service, answer=each.answer, reasoning=each.reasoning)
+async def _reply(answer: Answer, model: str) -> dict[str, Any]:
+    async with aclosing(answer):
+        async for each in answer:
+            if isinstance(each, GenerationRequest):
+                request = each
+            elif isinstance(each, Result):
+                return _document(request, each, model, answer=each.answer, reasoning=each.reasoning)
     raise AssertionError("a generation ends with its result")
 
 
-async def _event_stream(
-    request: GenerationRequest,
-    events: Events,
-    service: EngineService,
-    deadline: Deadline,
-) -> AsyncGenerator[bytes, None]:
-    accepted = {"id": request.id, "model": service.settings.model.served_name, "class": request.priority}
-    yield event("accepted", _json(accepted))
+async def _event_stream(answer: Opened[Any], request: GenerationRequest, model: str) -> AsyncGenerator[bytes, None]:
+    yield event("accepted", _json({"id": request.id, "model": model, "class": request.priority}))
     try:
-        async with aclosing(deadline.within(events)) as timed:
-            async for each in timed:
-                if isinstance(each, Delta):
-                    yield event(each.channel.value, _json({"text": each.text}))
-                else:
-                    yield event("done", _json(_document(request, each, service)))
+        async for each in answer:
+            if isinstance(each, Delta):
+                yield event(each.channel.value, _json({"text": each.text}))
+            elif isinstance(each, GenerationRequest):
+                request = each
+            else:
+                yield event("done", _json(_document(request, each, model)))
     except ApiError as error:
         yield event("error", _json(error.problem(request.id)))
 
 
-def _document(
-    request: GenerationRequest, result: Result, service: EngineService, **texts: str | None
-) -> dict[str, Any]:
+def _document(request: GenerationRequest, result: Result, model: str, **texts: str | None) -> dict[str, Any]:
     """The reply; in a stream its texts have gone before."""
     return {
         "id": request.id,
-        "model": service.settings.model.served_name,
+        "model": model,
         **texts,
         "finish_reason": result.finish_reason,
         "usage": asdict(result.usage),

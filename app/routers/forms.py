@@ -12,7 +12,7 @@ from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
-from app.errors import BodyTooLarge, InvalidField, MalformedRequest, first_validation_error
+from app.errors import ApiError, BodyTooLarge, InvalidField, MalformedRequest, first_validation_error
 from app.routers.streaming import ClientGone
 
 Form = TypeVar("Form", bound=BaseModel)
@@ -63,17 +63,25 @@ async def _parse(request: Request) -> FormData:
     )
     try:
         form = await parser.parse()
-    except ClientDisconnect:
-        raise ClientGone from None
-    except MultiPartException as error:
-        if error.message.startswith("Part exceeded"):
-            message = f"a text field is larger than {MAX_FIELD_BYTES} bytes"
-            raise BodyTooLarge(message, limit=MAX_FIELD_BYTES) from error
-        raise MalformedRequest(f"the form cannot be parsed: {error.message}") from error
+    except BaseException as error:
+        # Starlette closes what it spooled to disk for its own errors alone.
+        for file in parser._files_to_close_on_error:
+            file.close()
+        if isinstance(error, ClientDisconnect):
+            raise ClientGone from None
+        if isinstance(error, MultiPartException):
+            raise _refusal(error) from error
+        raise
     if not parser.complete:
         await form.close()
         raise MalformedRequest("the form breaks off before its closing boundary")
     return form
+
+
+def _refusal(error: MultiPartException) -> ApiError:
+    if error.message.startswith("Part exceeded"):
+        return BodyTooLarge(f"a text field is larger than {MAX_FIELD_BYTES} bytes", limit=MAX_FIELD_BYTES)
+    return MalformedRequest(f"the form cannot be parsed: {error.message}")
 
 
 def _validated(form: FormData, model: type[Form]) -> Form:

@@ -14,23 +14,32 @@ from app.errors import (
     MalformedRequest,
     NotFound,
     NotReady,
+    Overloaded,
+    RateLimited,
+    RequestTimeout,
+    Unauthorized,
     UndecodableImage,
     UnsupportedImage,
     responses,
 )
 from app.images.store import StoredImage
 from app.routers.forms import multipart_body, read_form
+from app.routers.streaming import until_disconnect
 
 router = APIRouter(prefix="/v1/images", tags=["images"])
 
 UPLOAD_ERRORS = responses(
     MalformedRequest,
+    Unauthorized,
+    RequestTimeout,
     BodyTooLarge,
     ImageTooLarge,
     UnsupportedImage,
     UndecodableImage,
     InvalidField,
+    RateLimited,
     NotReady,
+    Overloaded,
     EngineDead,
 )
 
@@ -67,7 +76,7 @@ async def upload(
     adapter = service.require_ready()
     async with read_form(request, UploadForm) as form:
         data = await form.image.read()
-    prepared = await pool.prepare(data, adapter)
+    prepared = await until_disconnect(request, pool.prepare(data, adapter, request.state.priority))
     image = StoredImage(data, prepared.width, prepared.height, prepared.format)
     store.put(prepared.id, image)
     return _info(prepared.id, image)

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, RedirectResponse
 
-from app.deps import ServiceDep
+from app.deps import ServiceDep, SettingsDep
 from app.engine.service import EngineService, EngineState
 from app.errors import EngineDead, NotReady, responses
 
@@ -67,7 +67,11 @@ async def health(service: ServiceDep) -> JSONResponse:
         "model": service.settings.model.served_name,
         "device": service.device or None,
         "gpus": [asdict(reading) for reading in telemetry.gpus.memory()],
-        "requests": {"running": telemetry.running, "waiting": telemetry.waiting},
+        "requests": {
+            "running": telemetry.running,
+            "waiting": telemetry.waiting_for_slot,
+            "waiting_in_engine": telemetry.waiting,
+        },
         "queue_time_seconds": telemetry.recent_queue_time.mean(),
         "tokens_per_second": {
             "prompt": telemetry.prompt_rate.per_second(),
@@ -82,9 +86,9 @@ async def health(service: ServiceDep) -> JSONResponse:
 
 
 @router.get("/", include_in_schema=False)
-async def index() -> RedirectResponse:
+async def index(settings: SettingsDep) -> RedirectResponse:
     """People who open the service in a browser see what it can do."""
-    return RedirectResponse("/docs")
+    return RedirectResponse("/docs" if settings.server.docs else "/health")
 
 
 def _alive(service: EngineService) -> bool:

@@ -3,17 +3,15 @@
 These tests start services of their own, so they stand before tests/integration, whose one server stays for the session.
 """
 
-import json
 import shutil
 import socket
-import time
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from support import START_SECONDS, answers, picture, serve, wait_for
+from support import answers, picture, serve, wait_for
 
 
 def test_the_server_is_up_before_the_model_and_ends_cleanly_while_loading(model_dir: Path, tmp_path: Path) -> None:
@@ -80,25 +78,3 @@ def test_an_architecture_that_is_not_known_is_named(tmp_path: Path) -> None:
     with serve(tmp_path / "model", tmp_path / "log") as (_, process):
         assert process.wait(60) == 1
     assert "LlavaOfTomorrow" in (tmp_path / "log").read_text().strip().splitlines()[-1]
-
-
-def test_a_dead_engine_is_an_error_event_and_a_failed_liveness_probe(model_dir: Path, tmp_path: Path) -> None:
-    with serve(model_dir, tmp_path / "log") as (address, process):
-        wait_for(lambda: answers(f"{address}/readyz", 200), START_SECONDS, "the server is ready")
-        core = next(
-            child for child in psutil.Process(process.pid).children(recursive=True) if "EngineCore" in child.name()
-        )
-        schema = json.dumps({"type": "string", "minLength": 1500, "maxLength": 1600})
-        fields = {"question": "What do you see?", "stream": "true", "json_schema": schema, "max_tokens": "1900"}
-        with httpx.stream("POST", f"{address}/v1/ask", data=fields, files={"image": picture()}, timeout=60) as response:
-            lines = response.iter_lines()
-            assert any(line == "event: answer" for line in lines)
-            killed = time.monotonic()
-            core.kill()
-            rest = list(lines)
-        assert time.monotonic() - killed < 2
-        assert "event: error" in rest
-        assert json.loads(rest[rest.index("event: error") + 1].removeprefix("data: "))["code"] == "engine_dead"
-        wait_for(lambda: answers(f"{address}/livez", 503), 2, "the liveness probe fails")
-        assert httpx.get(f"{address}/health").json()["state"] == "dead"
-        assert httpx.post(f"{address}/v1/ask", data=fields, files={"image": picture()}).status_code == 503

@@ -24,14 +24,18 @@ async def test_health_shows_the_figures_of_metrics(client: httpx.AsyncClient) ->
     assert health["gpus"] == []
     assert health["tokens_per_second"]["generation"] > 0
     assert health["queue_time_seconds"] >= 0
-    assert health["requests"] == {"running": 0, "waiting": 0}
+    waiting = {"realtime": 0, "normal": 0, "batch": 0}
+    assert health["requests"] == {"running": 0, "waiting": waiting, "waiting_in_engine": 0}
     assert health["versions"]["vllm"].startswith("0.32")
     assert "askimage_gpu_memory" not in page  # no series rather than zeros
     for series in (
         'askimage_engine_state{state="ready"} 1.0',
         "askimage_running 0.0",
-        'askimage_requests_total{class="normal",finish_reason="stop"}',
-        "askimage_queue_time_seconds_count",
+        'askimage_requests_total{class="normal",outcome="stop"}',
+        'askimage_queue_time_seconds_count{class="normal",stage="admission"}',
+        'askimage_queue_time_seconds_count{class="normal",stage="engine"}',
+        'askimage_waiting{class="batch"} 0.0',
+        "askimage_event_loop_lag_seconds_count",
         'askimage_tokens_per_second{kind="generation"}',
         "vllm:num_requests_running",
         "vllm:request_queue_time_seconds_count",

@@ -1,0 +1,131 @@
+"""Build the engine: everything that blocks, on a thread that nobody has to wait for."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from PIL import Image
+
+from app.engine import preflight
+from app.engine.adapter import Adapter, load_adapter
+from app.engine.arguments import device_type, engine_arguments
+from app.engine.request import GenerationRequest, PreparedImage, Turn
+from app.engine.telemetry import Telemetry, stat_logger
+from app.images.intake import DecodedImage
+from app.settings import Settings
+
+T = TypeVar("T")
+
+DEFAULT_TEMPERATURE = 0.8  # what Kimi-VL-Thinking's authors recommend
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """A model that can answer.
+
+    Attributes:
+        engine: vLLM's `AsyncLLMEngine`.
+        adapter: Prompts and images for its model.
+        device: `cpu`, `cuda`, …
+        temperature: Where a request names none.
+        max_model_len: Tokens of prompt and answer that the context holds.
+        max_num_seqs: Requests it runs at once, all data-parallel replicas together.
+    """
+
+    engine: Any
+    adapter: Adapter
+    device: str
+    temperature: float
+    max_model_len: int
+    max_num_seqs: int
+
+
+def load_engine(settings: Settings, telemetry: Telemetry) -> LoadedEngine:
+    """Check the checkpoint, start the engine's processes, make the tokenizer. Takes seconds to minutes.
+
+    Raises:
+        ModelUnusable, SettingsError: With one line that says what to change.
+        Exception: Whatever vLLM raises.
+    """
+    checkpoint = preflight.inspect_checkpoint(settings.model.path)
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.engine.async_llm_engine import AsyncLLMEngine
+
+    device = device_type()
+    arguments = engine_arguments(settings, device)
+    if checkpoint is not None:
+        preflight.check_architecture(checkpoint)
+        preflight.check_memory(checkpoint, arguments, device, telemetry.gpus)
+    config = AsyncEngineArgs(**arguments).create_engine_config()
+    if not config.model_config.is_multimodal_model:
+        raise preflight.ModelUnusable(f"model {settings.model.path} takes no images")
+    engine = AsyncLLMEngine.from_vllm_config(config, stat_loggers=[stat_logger(telemetry)])
+    return LoadedEngine(
+        engine=engine,
+        adapter=load_adapter(engine, settings.images.max_tokens),
+        device=device,
+        temperature=_default_temperature(settings, config.model_config),
+        max_model_len=int(config.model_config.max_model_len),
+        max_num_seqs=config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size,
+    )
+
+
+def _default_temperature(settings: Settings, model_config: Any) -> float:
+    if settings.generation.temperature is not None:
+        return settings.generation.temperature
+    generation = model_config.try_get_generation_config()
+    if generation.get("do_sample") is False:
+        return 0.0
+    return float(generation.get("temperature", DEFAULT_TEMPERATURE))
+
+
+async def warm_up_request(adapter: Adapter) -> GenerationRequest:
+    """One picture for the whole path, so that no user pays for first-time work."""
+    picture = DecodedImage(id="warm-up", format="PNG", pixels=Image.new("RGB", (224, 224), "white"), frames=1)
+    image: PreparedImage = await asyncio.to_thread(adapter.prepare, picture)
+    return GenerationRequest(
+        id="warm-up",
+        turns=(Turn("user", "What is this?", images=1),),
+        images=(image,),
+        max_tokens=2,
+        arrived=time.monotonic(),
+    )
+
+
+async def in_daemon_thread(work: Callable[[], T]) -> T:
+    """Like `asyncio.to_thread`, but neither the loop's end nor the interpreter's waits for it: a service that is
+    stopped while a model loads ends at once."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(result)  # type: ignore[arg-type]
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        result: T | None = None
+        error: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="engine-load", daemon=True).start()
+    return await done
+
+
+def root_cause(error: BaseException) -> str:
+    """The innermost message, on one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split()) or type(error).__name__
