@@ -1,4 +1,7 @@
-"""What routers ask for: the objects that the lifespan made, by type."""
+"""What routers ask for: the objects that the lifespan made, by type.
+
+Coroutines, because FastAPI runs plain functions in threads, a hop there and back for each.
+"""
 
 from typing import Annotated
 
@@ -11,27 +14,27 @@ from app.images.store import ImageStore
 from app.settings import Settings
 
 
-def _service(request: Request) -> EngineService:
+async def _service(request: Request) -> EngineService:
     service: EngineService = request.state.service
     return service
 
 
-def _answering(request: Request) -> Answering:
+async def _answering(request: Request) -> Answering:
     answering: Answering = request.state.answering
     return answering
 
 
-def _pool(request: Request) -> ImagePool:
+async def _pool(request: Request) -> ImagePool:
     pool: ImagePool = request.state.pool
     return pool
 
 
-def _store(request: Request) -> ImageStore:
+async def _store(request: Request) -> ImageStore:
     store: ImageStore = request.state.store
     return store
 
 
-def _settings(request: Request) -> Settings:
+async def _settings(request: Request) -> Settings:
     settings: Settings = request.state.settings
     return settings
 

@@ -5,7 +5,6 @@ Python's warnings are routed there. What a middleware bound in structlog's conte
 every line that is logged meanwhile, whoever logs it. Text may come from clients, so that nothing of it starts a line.
 """
 
-import atexit
 import json
 import logging
 import logging.config
@@ -31,6 +30,7 @@ _NO_EXTRAS = {*vars(logging.makeLogRecord({})), "asctime", "message", "taskName"
 _NO_CONTEXT = {"event", "exc_info", "_record", "_from_structlog"}
 _FIXED = ("time", "level", "logger", "message", "exception")
 _COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
+_FILE_PREFIX = "askimage-vllm-logging-"
 _MARK = "_askimage_logged"
 
 _encode = json.JSONEncoder(default=str, allow_nan=False).encode
@@ -42,25 +42,27 @@ def configure_logging(settings: LogSettings, stream: TextIO | None = None) -> No
     logging.config.dictConfig(_configuration(settings, stream, stream))
 
 
-def configure_vllm_logging(settings: LogSettings) -> Path | None:
+def configure_vllm_logging(settings: LogSettings) -> None:
     """Give vLLM this format, in our process and in those that it starts; before vLLM is imported.
 
     vLLM applies the file named by VLLM_LOGGING_CONFIG_PATH in each of them, instead of a configuration of its own that
     would log in another format, to standard output. Its least severe level is VLLM_LOGGING_LEVEL, by default WARNING.
-
-    Returns:
-        The file, removed when the interpreter ends (not by `os._exit`); None when the environment says otherwise.
+    An operator's own choice in the environment is left as it is. `remove_vllm_logging` removes the file.
     """
     if "VLLM_LOGGING_CONFIG_PATH" in os.environ or os.environ.get("VLLM_CONFIGURE_LOGGING") == "0":
-        return None
+        return
     # Only this user may write it: what it names is imported and called.
-    descriptor, name = tempfile.mkstemp(prefix="askimage-vllm-logging-", suffix=".json")
+    descriptor, name = tempfile.mkstemp(prefix=_FILE_PREFIX, suffix=".json")
     with open(descriptor, "w", encoding="utf-8") as file:
         json.dump(_configuration(settings, sys.stderr, "ext://sys.stderr"), file)
     os.environ["VLLM_LOGGING_CONFIG_PATH"] = name
-    path = Path(name)
-    atexit.register(path.unlink, missing_ok=True)
-    return path
+
+
+def remove_vllm_logging() -> None:
+    """Remove the file of `configure_vllm_logging`, when no process of vLLM's is to start any more."""
+    path = Path(os.environ.get("VLLM_LOGGING_CONFIG_PATH", ""))
+    if path.name.startswith(_FILE_PREFIX):
+        path.unlink(missing_ok=True)
 
 
 def mark_logged(error: BaseException) -> None:

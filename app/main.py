@@ -24,26 +24,28 @@ from app.middleware.access_log import AccessLogMiddleware
 from app.middleware.auth import AuthMiddleware
 from app.middleware.body_limit import BodyLimitMiddleware
 from app.middleware.operations_port import PROBES, OperationsPortMiddleware
+from app.middleware.pace import PaceMiddleware
 from app.middleware.priority import PriorityMiddleware
 from app.middleware.rate_limit import RateLimitMiddleware
 from app.middleware.request_id import RequestIdMiddleware
+from app.middleware.shed import ShedMiddleware
 from app.rate_limits import RateLimiter
 from app.routers import ask, images, ops
 from app.routers.streaming import ClientGone
 from app.settings import Settings
 
 
-def create_app(settings: Settings, on_end: Callable[[int, str], None]) -> FastAPI:
+def create_app(settings: Settings, keys: KeyStore, on_end: Callable[[int, str], None]) -> FastAPI:
     """Build the application.
 
     Args:
         settings: The configuration.
+        keys: Who may ask.
         on_end: Called with an exit code and one line when the process should end, see `EngineService`.
 
     Raises:
-        SettingsError: Keys or limits that cannot be used.
+        SettingsError: Limits that cannot be used.
     """
-    keys = KeyStore(settings.auth)
     limiter = RateLimiter(settings.limits)
 
     @asynccontextmanager
@@ -92,6 +94,7 @@ def create_app(settings: Settings, on_end: Callable[[int, str], None]) -> FastAP
 
 def _add_middleware(app: FastAPI, settings: Settings) -> None:
     """The last one added is the outermost: what counts and logs sees what the others refuse."""
+    app.add_middleware(ShedMiddleware)
     app.add_middleware(PriorityMiddleware)
     app.add_middleware(RateLimitMiddleware)
     app.add_middleware(AuthMiddleware, trusted_proxies=settings.server.trusted_proxies)
@@ -103,6 +106,7 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
     instrumentator = Instrumentator(excluded_handlers=[*PROBES, "/metrics"]).instrument(app)
     if settings.server.metrics:
         instrumentator.expose(app, tags=["operations"])
+    app.add_middleware(PaceMiddleware)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
@@ -124,7 +128,9 @@ async def _validation_error(request: Request, error: Exception) -> Response:
 
 async def _bug(request: Request, error: Exception) -> Response:
     """A fault of ours; the traceback goes to the log, the client learns the request's id."""
-    return ApiError("an unexpected error; the log has it under this request's id").response(request.scope)
+    response = ApiError("an unexpected error; the log has it under this request's id").response(request.scope)
+    response.headers["X-Request-ID"] = request.state.request_id  # this is outside of the middleware that sets it
+    return response
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:

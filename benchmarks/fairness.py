@@ -26,7 +26,7 @@ async def measure(server: Server, options: argparse.Namespace, flood: int) -> di
     files = pictures(2048, options.size, seed=flood)
     done, calm = asyncio.Event(), asyncio.Event()
     groups = {"realtime": (options.realtime, PAUSE_SECONDS), "normal": (options.normal, PAUSE_SECONDS)}
-    share = dict(tokens=options.tokens)
+    share = {"tokens": options.tokens}
     async with asyncio.TaskGroup() as tasks:
         batch = tasks.create_task(
             closed_loop(server, files, clients=flood, priority="batch", until=calm, **share)  # type: ignore[arg-type]

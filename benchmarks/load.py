@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw
 
 from benchmarks.servers import Server
 
+MOST_PATIENCE = 5.0  # seconds of Retry-After that a client obeys
 OPENAI_PRIORITIES = {"realtime": 0, "normal": 10, "batch": 20}
 
 
@@ -55,8 +56,8 @@ class Outcomes:
 
 async def ask(
     http: aiohttp.ClientSession, server: Server, image: bytes, priority: str, tokens: int
-) -> tuple[int, float]:
-    """One question; (status, seconds)."""
+) -> tuple[int, float, float]:
+    """One question; (status, seconds it took, seconds to wait before the next)."""
     began = time.monotonic()
     try:
         if server.openai:
@@ -79,9 +80,9 @@ async def ask(
             request = http.post(f"{server.url}/v1/ask", data=form, headers={"X-Priority": priority})
         async with request as response:
             await response.read()
-            return response.status, time.monotonic() - began
+            return response.status, time.monotonic() - began, float(response.headers.get("retry-after", 0))
     except aiohttp.ClientError:
-        return 0, time.monotonic() - began
+        return 0, time.monotonic() - began, 1.0
 
 
 async def closed_loop(
@@ -94,17 +95,18 @@ async def closed_loop(
     until: asyncio.Event,
     pause: float = 0.0,
 ) -> Outcomes:
-    """`clients` that ask again when they have their answer (and paused), until the event; what was begun is finished."""
+    """`clients` that ask again when they have their answer (and paused), until the event; what began is finished."""
     outcomes = Outcomes()
     turn = iter(range(1 << 62))
 
     async def client(http: aiohttp.ClientSession) -> None:
         while not until.is_set():
-            status, seconds = await ask(http, server, images[next(turn) % len(images)], priority, tokens)
+            status, seconds, wait = await ask(http, server, images[next(turn) % len(images)], priority, tokens)
             outcomes.statuses[status] += 1
             if status == 200:
                 outcomes.seconds.append(seconds)
-            await asyncio.sleep(pause if status == 200 else max(pause, 0.2))
+            # A client that is told when to come back does so, a little later than its neighbour.
+            await asyncio.sleep(pause + min(wait, MOST_PATIENCE) * random.uniform(1, 1.5))
 
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:

@@ -1,12 +1,15 @@
 """The keys: what their file may say, whose they are, how they change while the service runs, and the commands."""
 
 import asyncio
+import errno
 import hashlib
 import logging
 import os
 import stat
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from pydantic import SecretStr
 from typer.testing import CliRunner, Result
 
 from app.cli import app
+from app.commands.keys import _append
 from app.errors import Unauthorized
 from app.identity import TIERS, Client, is_api
 from app.keyfile import read_keys
@@ -129,6 +133,7 @@ def test_beside_keys_anonymous_requests_are_taken_only_when_allowed_and_as_stand
         (f'[[keys]]\nname = "a"\nsha256 = "{"0" * 63}"', ["key 'a', sha256", "64 hex digits"]),
         (entry("a", "one") + entry("a", "two"), ["the name 'a'", "rename"]),
         (entry("a", "one") + entry("b", "one"), ["'a' and 'b' are the same key"]),
+        (entry("a", "one") + entry("b", "one").replace(sha256("one"), sha256("one").upper()), ["are the same key"]),
         (entry("anonymous", "one"), ["[[keys]] number 1, name", "choose another name"]),
         (entry("default", "one"), ["ASKIMAGE_AUTH__KEY"]),
         (entry("a", "one", tier="gold"), ["key 'a', tier", "'gold'", "premium, standard, bulk"]),
@@ -250,6 +255,25 @@ async def test_a_changed_file_is_read_again(path: Path, caplog: pytest.LogCaptur
         await eventually(lambda: "keys reloaded: 2 keys" in lines(caplog, logging.INFO))
 
 
+async def test_a_change_that_keeps_the_size_is_seen_too(path: Path) -> None:
+    keys = store(path, entry("a", "one"))
+    async with watched(keys):
+        change(path, entry("a", "two"))
+        await eventually(lambda: not refuses(keys, "two"))
+        assert refuses(keys, "one")
+
+
+async def test_the_file_is_read_off_the_event_loop(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = store(path, entry("a", "one"))
+    threads: list[int] = []
+    monkeypatch.setattr("app.keys.read_keys", lambda path: threads.append(threading.get_ident()) or read_keys(path))
+    async with watched(keys):
+        change(path, entry("b", "two"))
+        await eventually(lambda: not refuses(keys, "two"))
+    assert threads
+    assert threading.get_ident() not in threads
+
+
 @pytest.mark.parametrize("breakage", ["broken", "gone", "unknown tier"])
 async def test_a_broken_or_missing_file_keeps_the_old_keys_and_is_one_line(
     path: Path, caplog: pytest.LogCaptureFixture, breakage: str
@@ -363,6 +387,36 @@ def test_a_wrong_new_key_leaves_the_file_alone(path: Path, arguments: list[str],
     assert says in run.output
     assert path.read_text() == entry("a", "one")
     assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_file_that_cannot_be_replaced_stays_as_it_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: str, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path.write_text(entry("a", "one"))
+    monkeypatch.setattr("app.commands.keys.os.replace", full)
+    run = askimage("keys", "new", "b", "--file", path)
+    assert (run.exit_code, run.output.strip()) == (
+        1,
+        f"askimage: cannot write the keys file {path}: No space left on device",
+    )
+    assert path.read_text() == entry("a", "one")
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_link_to_the_file_stays_a_link(path: Path) -> None:
+    (path.parent / "real").mkdir()
+    path.symlink_to("real/keys.toml")
+    assert askimage("keys", "new", "a", "--file", path).exit_code == 0
+    assert path.is_symlink()
+    assert [key.name for key in read_keys(path.parent / "real" / "keys.toml").keys] == ["a"]
+
+
+def test_keys_made_at_the_same_time_are_all_kept(path: Path) -> None:
+    names = [f"app-{number}" for number in range(16)]
+    with ThreadPoolExecutor(len(names)) as threads:
+        list(threads.map(lambda name: _append(path, entry(name, name)), names))
+    assert sorted(key.name for key in read_keys(path).keys) == sorted(names)
 
 
 def test_a_new_key_goes_to_the_file_of_the_settings(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
 import unicodedata
 import warnings
 from collections.abc import Iterator
@@ -227,21 +226,9 @@ def test_pretty_indents_a_traceback_so_that_no_text_looks_like_a_line() -> None:
     assert all(each.startswith("    ") and each.isprintable() for each in rest)
 
 
-def test_a_line_costs_less_than_a_tenth_of_a_millisecond() -> None:
-    configured(format="json")
-    extra = {f"field_{number}": number * 1.5 for number in range(16)}
-    costs = []
-    for _ in range(5):
-        begun = time.perf_counter()
-        for _ in range(500):
-            logger.info("request", extra=extra)
-        costs.append((time.perf_counter() - begun) / 500)
-    assert min(costs) < 100e-6
-
-
 VLLM_SCRIPT = """
 import logging, multiprocessing
-from app.logs import configure_logging, configure_vllm_logging
+from app.logs import configure_logging, configure_vllm_logging, remove_vllm_logging
 from app.settings import LogSettings
 
 def child(config):
@@ -263,6 +250,7 @@ if __name__ == "__main__":
     process = multiprocessing.get_context("spawn").Process(target=child, args=(LoggingConfig(),), name="EngineCore")
     process.start()
     process.join()
+    remove_vllm_logging()
 """
 
 
@@ -286,11 +274,11 @@ def test_vllm_logs_in_our_format_in_our_process_and_in_its_own(tmp_path: Path) -
 
 def test_an_operators_own_vllm_logging_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_LOGGING_CONFIG_PATH", "/etc/vllm-logging.json")
-    assert configure_vllm_logging(LogSettings()) is None
+    configure_vllm_logging(LogSettings())
     assert os.environ["VLLM_LOGGING_CONFIG_PATH"] == "/etc/vllm-logging.json"
 
 
 def test_vllm_is_left_alone_where_its_logging_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CONFIGURE_LOGGING", "0")
-    assert configure_vllm_logging(LogSettings()) is None
+    configure_vllm_logging(LogSettings())
     assert "VLLM_LOGGING_CONFIG_PATH" not in os.environ

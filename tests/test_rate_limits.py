@@ -485,7 +485,7 @@ async def test_this_process_forgets_clients_that_are_gone(monkeypatch: pytest.Mo
             await memory.incr(f"{name}-tokens", 1)
         assert await memory.acquire_entry("here", 10, 60)
         async with asyncio.timeout(5):
-            while memory.events.keys() != {"here"} or memory.storage or memory.expirations:
+            while memory.events.keys() != {"here"} or memory.storage or memory.expirations:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert set(memory.locks) == {"here"}
     finally:

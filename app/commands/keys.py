@@ -1,12 +1,14 @@
 """`askimage keys`: make keys, and show whose they are."""
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
 import stat
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -87,14 +89,30 @@ def _append(path: Path, entry: str) -> None:
     """
     target = path.resolve()  # a link stays a link
     try:
-        text = target.read_bytes().decode() if target.exists() else ""
-        gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-        parse_keys(text + gap + entry, path)
-        _replace(target, (text + gap + entry).encode())
+        with _one_at_a_time(target.parent):
+            text = target.read_bytes().decode() if target.exists() else ""
+            gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+            parse_keys(text + gap + entry, path)
+            _replace(target, (text + gap + entry).encode())
     except OSError as error:
         raise SettingsError(f"cannot write the keys file {path}: {error.strerror}") from None
     except UnicodeError:
         raise SettingsError(f"keys file {path} is not UTF-8 text; save it as UTF-8") from None
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Keep two commands from each replacing the file without the other's key, which was printed and would not work.
+
+    The lock is on the folder, since the file is another one after each change.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems lock no folders
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _replace(target: Path, content: bytes) -> None:

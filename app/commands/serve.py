@@ -18,7 +18,7 @@ import typer
 import uvicorn
 
 from app.keys import KeyStore, check_exposure
-from app.logs import configure_logging, configure_vllm_logging
+from app.logs import configure_logging, configure_vllm_logging, remove_vllm_logging
 from app.protocol import ImpatientProtocol
 from app.settings import ServerSettings, Settings, SettingsError, load_settings
 
@@ -50,10 +50,11 @@ def serve(
             os.environ[f"ASKIMAGE_{name}"] = str(value)
     try:
         settings = load_settings()
-        check_exposure(settings, KeyStore(settings.auth))
+        keys = KeyStore(settings.auth)
+        check_exposure(settings, keys)
         listeners = _listen(settings.server)
         configure_environment(settings)
-        _run(settings, listeners)
+        _run(settings, keys, listeners)
     except SettingsError as error:
         sys.exit(f"askimage: {error}")
 
@@ -123,7 +124,7 @@ class _Server(uvicorn.Server):
             self.should_exit = True
 
 
-def _run(settings: Settings, listeners: list[socket.socket]) -> NoReturn:
+def _run(settings: Settings, keys: KeyStore, listeners: list[socket.socket]) -> NoReturn:
     """Serve until a signal, or until the engine has no more use, then end the process."""
     from app.main import create_app
 
@@ -139,7 +140,7 @@ def _run(settings: Settings, listeners: list[socket.socket]) -> NoReturn:
         settings = settings.model_copy(update={"server": taken})
     server = _Server(
         uvicorn.Config(
-            create_app(settings, on_end),
+            create_app(settings, keys, on_end),
             http=ImpatientProtocol,
             log_config=None,
             log_level=settings.log.level,
@@ -172,6 +173,7 @@ def _end(code: int) -> NoReturn:
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
+    remove_vllm_logging()
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)

@@ -185,9 +185,12 @@ class AdmissionController:
         """Before a request body is read: is there any use in reading it?
 
         Raises:
-            QueueFull: The queue of this class has no room.
+            QueueFull: There is no room to wait in.
         """
-        if len(self._waiting[priority]) >= self._most_waiting[priority] > 0:
+        waiting, lower = len(self._waiting[priority]), CLASSES[CLASSES.index(priority) + 1 :]
+        is_full = sum(map(len, self._waiting.values())) >= self._settings.max_waiting
+        nobody_to_evict = not any(self._waiting[each] for each in lower)
+        if waiting and (waiting >= self._most_waiting[priority] or (is_full and nobody_to_evict)):
             raise self._queue_full(priority)
 
     def estimated_wait(self, priority: PriorityClass) -> float | None:

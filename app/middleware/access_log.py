@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from structlog.contextvars import bound_contextvars
+from structlog.contextvars import bind_contextvars, reset_contextvars
 
 from app.errors import ApiError
 from app.logs import mark_logged
@@ -34,20 +34,23 @@ class AccessLogMiddleware:
             return
         scope["state"]["log"] = {}
         exchange = _Exchange(scope, receive, send)
-        with bound_contextvars(request_id=scope["state"]["request_id"]):
-            try:
-                await self._app(scope, exchange.receive, exchange.send)
-            except Exception as error:
-                if exchange.left and isinstance(error, ClientDisconnect):
-                    exchange.log()
-                else:
-                    exchange.log(error)
-                mark_logged(error)
-                raise
-            except BaseException:  # cancelled, as at a shutdown that waits no longer
+        bound = bind_contextvars(request_id=scope["state"]["request_id"])
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        except Exception as error:
+            if exchange.left and isinstance(error, ClientDisconnect):
                 exchange.log()
-                raise
+            else:
+                exchange.log(error)
+            mark_logged(error)
+            raise
+        except BaseException:  # cancelled, as at a shutdown that waits no longer
             exchange.log()
+            raise
+        else:
+            exchange.log()
+        finally:
+            reset_contextvars(**bound)
 
 
 class _Exchange:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from app.answering import Answer
-from app.deps import AnsweringDep, ServiceDep, SettingsDep, StoreDep
+from app.deps import AnsweringDep, SettingsDep, StoreDep
 from app.engine.inflight import InFlight
 from app.engine.request import GenerationRequest, Result, Turn
 from app.engine.thinking import Delta
@@ -72,17 +72,13 @@ ERRORS = responses(
 
 
 @router.post("/v1/ask", response_model=AskReply, responses=ERRORS, openapi_extra=multipart_body(AskForm))
-async def ask(
-    request: Request, service: ServiceDep, answering: AnsweringDep, store: StoreDep, settings: SettingsDep
-) -> Response:
+async def ask(request: Request, answering: AnsweringDep, store: StoreDep, settings: SettingsDep) -> Response:
     """Ask a question about one or several images.
 
     With `stream=true` the reply is a stream of server-sent events: `accepted`, `reasoning` and `answer` deltas, then
     `done`, or `error`. It begins when the engine has the question, so that what is wrong before is a status of its own,
     or with a ping when that takes long.
     """
-    service.require_ready()
-    service.admission.refuse_early(request.state.priority)
     async with read_form(request, AskForm) as form:
         files = await _files(form, store, settings.images.max_per_request)
     generation = GenerationRequest(

@@ -236,7 +236,7 @@ async def test_a_dead_engine_is_started_again_and_then_ends_the_process(model_di
                 async with served.client as client:
                     again = await client.post("/v1/ask", data=SHORT, files={"image": picture()})
                 assert again.status_code == 200
-        assert answers(f"{served.address}/livez", 503)
+        await served.until(lambda: answers(f"{served.address}/livez", 503), 1, "the liveness probe fails")
         health = await asyncio.to_thread(httpx.get, f"{served.address}/health")
         assert (health.status_code, health.json()["state"]) == (503, "dead")
         assert await asyncio.to_thread(served.process.wait, 15) == 70
