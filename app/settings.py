@@ -96,6 +96,9 @@ class AdmissionSettings(_Section):
     reserved_realtime: int | None = Field(
         None, ge=0, description="Of these, slots for realtime alone; by default an eighth."
     )
+    batch_beside_realtime: int | None = Field(
+        None, ge=1, description="Slots that batch gets while there is realtime traffic; by default a sixteenth."
+    )
     max_waiting: int = Field(512, ge=0, description="Most requests that wait, all classes together.")
     max_waiting_realtime: int = Field(128, ge=0, description="Most realtime requests that wait.")
     max_waiting_normal: int = Field(256, ge=0, description="Most normal requests that wait.")

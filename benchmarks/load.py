@@ -41,11 +41,18 @@ class Outcomes:
 
     Attributes:
         seconds: Latencies of the answers (status 200).
+        began: When each of these questions was sent, monotonic seconds.
         statuses: How often each status came; 0 is a broken connection.
     """
 
     seconds: list[float] = field(default_factory=list)
+    began: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
+
+    def since(self, moment: float) -> "Outcomes":
+        """Those of questions that were sent after a moment; statuses are kept whole."""
+        kept = [(s, b) for s, b in zip(self.seconds, self.began, strict=True) if b >= moment]
+        return Outcomes([s for s, _ in kept], [b for _, b in kept], self.statuses)
 
     def percentile(self, percent: int) -> float:
         """Latency in seconds; NaN without answers."""
@@ -105,6 +112,7 @@ async def closed_loop(
             outcomes.statuses[status] += 1
             if status == 200:
                 outcomes.seconds.append(seconds)
+                outcomes.began.append(time.monotonic() - seconds)
             # A client that is told when to come back does so, a little later than its neighbour.
             await asyncio.sleep(pause + min(wait, MOST_PATIENCE) * random.uniform(1, 1.5))
 

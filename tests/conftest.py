@@ -33,6 +33,7 @@ def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "ASKIMAGE_IMAGES__MAX_PER_REQUEST": "3",
         "ASKIMAGE_SERVER__MAX_BODY_BYTES": "8000000",
         "ASKIMAGE_ENGINE__MAX_MODEL_LEN": "2048",
+        "ASKIMAGE_ADMISSION__MAX_WAITING_BATCH": "50",
     }
     with serve(model_dir, log, **limits) as (address, process):
 

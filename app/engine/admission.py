@@ -22,6 +22,7 @@ CLASSES: tuple[PriorityClass, ...] = get_args(PriorityClass)
 """Highest first."""
 
 _SMOOTHING = 0.1  # weight of the newest service time in the mean
+_LINGER_SECONDS = 2.0  # for which more realtime traffic is expected after the last
 _UNKNOWN_RETRY_SECONDS = 5  # before anything was served
 _LONGEST_RETRY_SECONDS = 300
 
@@ -65,6 +66,8 @@ class AdmissionController:
 
     - Higher classes go first, and first come is first served within a class.
     - Some slots are for realtime alone, so that it finds one free under a flood of anything else.
+    - While there is realtime traffic, batch gets few slots: all that run share the engine's steps, and a step with a
+      full house takes several times as long.
     - One slot in `starvation_interval` goes to the lower class that has waited longest, so that every class moves.
     - Queues are bounded. When all of them together are full, the newest waiter of the lowest class has to go.
 
@@ -82,7 +85,9 @@ class AdmissionController:
         self._running = dict.fromkeys(CLASSES, 0)
         self._capacity = 0
         self._reserved = 0
+        self._batch_beside = 0
         self._passed_over = 0
+        self._last_realtime = -math.inf
         self._mean_service: float | None = None
 
     def open(self, capacity: int) -> None:
@@ -91,6 +96,7 @@ class AdmissionController:
         asked = self._settings.reserved_realtime
         reserved = self._capacity // 8 if asked is None else asked
         self._reserved = min(reserved, self._capacity - 1)  # the others have to move
+        self._batch_beside = self._settings.batch_beside_realtime or max(1, self._capacity // 16)
         self._dispatch()
 
     @property
@@ -125,6 +131,7 @@ class AdmissionController:
         now = self._clock()
         wait = self.estimated_wait(priority)
         ticket = Ticket(priority, now)
+        self._note_realtime(ticket)
         self._waiting[priority][ticket] = None
         self._dispatch()
         if ticket.state is not TicketState.WAITING:
@@ -147,6 +154,7 @@ class AdmissionController:
         elif ticket.state is TicketState.WAITING:
             del self._waiting[ticket.priority][ticket]
         ticket.state = TicketState.LEFT
+        self._note_realtime(ticket)
         self._dispatch()
 
     @asynccontextmanager
@@ -203,8 +211,7 @@ class AdmissionController:
         if self._mean_service is None:
             return None
         ahead = sum(len(self._waiting[each]) for each in CLASSES[: CLASSES.index(priority) + 1])
-        slots = self._capacity if priority == "realtime" else self._capacity - self._reserved
-        return (ahead + 1) * self._mean_service / max(1, slots)
+        return (ahead + 1) * self._mean_service / max(1, self._slots(priority))
 
     def retry_after(self, priority: PriorityClass) -> int:
         """Whole seconds after which a request of this class is likely to get through."""
@@ -213,12 +220,29 @@ class AdmissionController:
             return _UNKNOWN_RETRY_SECONDS
         return min(_LONGEST_RETRY_SECONDS, max(1, math.ceil(wait)))
 
-    def _has_slot(self, priority: PriorityClass) -> bool:
-        running = sum(self._running.values())
+    @property
+    def realtime_traffic(self) -> bool:
+        """Whether a realtime request is here, or was a moment ago: the next one is then likely."""
+        here = self._running["realtime"] or self._waiting["realtime"]
+        return bool(here) or self._clock() - self._last_realtime < _LINGER_SECONDS
+
+    def _note_realtime(self, ticket: Ticket) -> None:
+        if ticket.priority == "realtime":
+            self._last_realtime = self._clock()
+
+    def _slots(self, priority: PriorityClass) -> int:
+        """The most that a class and those below it may hold now."""
         if priority == "realtime":
-            return running < self._capacity
-        others = running - self._running["realtime"]
-        return running < self._capacity and others < self._capacity - self._reserved
+            return self._capacity
+        others = self._capacity - self._reserved
+        return min(others, self._batch_beside) if priority == "batch" and self.realtime_traffic else others
+
+    def _has_slot(self, priority: PriorityClass) -> bool:
+        """Whether a class may take one slot more: there is one, and those for the classes above stay free."""
+        for index, each in enumerate(CLASSES[: CLASSES.index(priority) + 1]):
+            if sum(self._running[below] for below in CLASSES[index:]) >= self._slots(each):
+                return False
+        return True
 
     def _dispatch(self) -> None:
         while (ticket := self._next()) is not None:

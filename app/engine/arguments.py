@@ -15,7 +15,7 @@ GiB = 1 << 30
 # head; PyTorch's own operations are right and cost little at this size.
 _CPU_COMPILATION = {"custom_ops": ["all", "-rotary_embedding"]}
 
-_DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
+DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
     # Eager: starts in a third of the time. One GiB of KV cache holds 200,000 tokens of the demo model.
     "cpu": {
         "enforce_eager": True,
@@ -50,7 +50,7 @@ def engine_arguments(settings: Settings, device: str) -> dict[str, Any]:
             service sets itself.
     """
     check_extra_args(settings.engine)
-    defaults = dict(_DEVICE_DEFAULTS.get(device, {}))
+    defaults = dict(DEVICE_DEFAULTS.get(device, {}))
     chosen = {
         name: value
         for name, value in settings.engine.model_dump(exclude={"extra_args", "restarts"}).items()

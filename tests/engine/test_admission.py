@@ -94,7 +94,7 @@ class Admission(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0, 10))
     def tick(self, seconds: float) -> None:
-        self.clock.now += seconds
+        self.clock.now += seconds  # nothing happens until someone comes or goes
 
     @invariant()
     def counts_are_the_tickets(self) -> None:
@@ -115,8 +115,10 @@ class Admission(RuleBasedStateMachine):
         running = sum(map(self.admission.running, CLASSES))
         if running < self.admission.capacity:
             assert self.admission.waiting("realtime") == 0
-        if running - self.admission.running("realtime") < self.admission.capacity - self.admission.reserved:
-            assert running == self.admission.capacity or not any(map(self.admission.waiting, CLASSES))
+        others = running - self.admission.running("realtime")
+        if running < self.admission.capacity and others < self.admission.capacity - self.admission.reserved:
+            assert self.admission.waiting("normal") == 0
+            assert self.admission.waiting("batch") == 0 or self.admission.running("batch") > 0  # beside realtime
 
     @invariant()
     def first_come_is_first_served_within_a_class(self) -> None:
@@ -268,3 +270,19 @@ async def test_a_waiter_that_is_cancelled_at_any_step_leaves_nothing(steps: int)
         await task
     admission.leave(holder)
     assert admission.running("normal") == admission.waiting("normal") == 0
+
+
+def test_beside_realtime_traffic_batch_gets_few_slots_and_all_when_it_is_over() -> None:
+    clock = Clock()
+    admission = controller(32, clock)
+    realtime = admission.enter("realtime")
+    batch = [admission.enter("batch") for _ in range(40)]
+    assert admission.running("batch") == 2
+    assert [admission.enter("normal").state for _ in range(3)] == [TicketState.RUNNING] * 3
+    admission.leave(realtime)
+    clock.now += 1.9
+    admission.leave(batch[0])
+    assert admission.running("batch") == 2  # the next realtime request is expected
+    clock.now += 0.2
+    admission.leave(batch[1])
+    assert admission.running("batch") == 25  # 32, less 4 reserved, less 3 normal

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -162,6 +163,13 @@ async def test_a_request_leaves_one_line_with_what_is_known_of_it(lines: Lines) 
     }
 
 
+async def test_the_duration_is_in_milliseconds(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=iter([100.0, 100.25]).__next__)
+    monkeypatch.setattr("app.middleware.access_log.time", clock)
+    await talk(Starlette(routes=ROUTES), {"type": "http.request"}, path="/v1/ask")
+    assert [line["duration_ms"] for line in lines.access] == [250.0]
+
+
 async def test_query_headers_and_bodies_are_not_logged(lines: Lines) -> None:
     headers = {"Authorization": f"Bearer {SECRET}", "Cookie": SECRET}
     await send("POST", f"/v1/ask?key={SECRET}", content=SECRET.encode(), headers=headers)
@@ -244,6 +252,18 @@ async def test_a_body_that_was_cut_is_no_fault_of_ours(lines: Lines) -> None:
     (line,) = lines.access
     assert (line["status"], line["level"], line["request_bytes"]) == (499, "info", 3)
     assert "exception" not in line
+
+
+async def test_a_bug_met_after_the_client_left_is_still_logged_with_its_traceback(lines: Lines) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        await talk(app, {"type": "http.disconnect"})
+    (line,) = lines.access
+    assert (line["status"], line["level"]) == (500, "error")
+    assert "a bug" in line["exception"]
 
 
 async def test_a_client_that_leaves_after_the_reply_changes_nothing(lines: Lines) -> None:
