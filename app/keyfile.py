@@ -108,7 +108,7 @@ def read_keys(path: Path) -> KeyFile:
         SettingsError: It cannot be read, or is wrong.
     """
     try:
-        return parse_keys(path.read_bytes().decode(), path)
+        return parse_keys(path.read_bytes().decode("utf-8-sig"), path)
     except OSError as error:
         hint = f"; `askimage keys new NAME --file {path}` makes it" if isinstance(error, FileNotFoundError) else ""
         raise SettingsError(f"cannot read the keys file {path}: {error.strerror}{hint}") from None
@@ -180,7 +180,7 @@ def _first_error(error: ValidationError, raw: dict[str, Any]) -> str:
             name = raw["keys"][index].get("name") if isinstance(raw["keys"][index], dict) else None
             where = f"key {name!r}" if isinstance(name, str) and rest != ["name"] else f"[[keys]] number {index + 1}"
         case ("tiers", name, *rest):
-            where = f"[tiers.{name}]"
+            where = f"[tiers.{name}]" if str(name).isprintable() else f"tier {name!r}"
         case (*rest,):
             where = ""
     place = ", ".join(part for part in (where, ".".join(str(part) for part in rest)) if part)

@@ -143,6 +143,7 @@ def test_beside_keys_anonymous_requests_are_taken_only_when_allowed_and_as_stand
         ('[tiers.gold]\nmax_class = "vip"', ["[tiers.gold], max_class", "realtime"]),
         ('[tiers.gold]\ndefault_class = "realtime"', ["[tiers.gold]", "'realtime' is above max_class 'normal'"]),
         ('[tiers.bulk]\ndefault_class = "normal"', ["[tiers.bulk]", "above max_class 'batch'"]),
+        ('[tiers."two\\nlines"]\nlimit = 1', ["tier 'two\\nlines'"]),
     ],
 )
 def test_a_wrong_file_is_one_line_that_says_where_and_what(path: Path, text: str, says: list[str]) -> None:
@@ -162,6 +163,8 @@ def test_a_key_pasted_in_place_of_its_hash_is_not_repeated(path: Path) -> None:
 def test_a_file_that_cannot_be_read_names_the_way_out(path: Path) -> None:
     with pytest.raises(SettingsError, match="askimage keys new"):
         KeyStore(AuthSettings(keys_file=path))
+    path.write_bytes(b"\xef\xbb\xbf" + entry("a", "one").encode())  # as some editors save it
+    KeyStore(AuthSettings(keys_file=path))
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(SettingsError, match="UTF-8"):
         KeyStore(AuthSettings(keys_file=path))

@@ -38,7 +38,10 @@ def test_the_server_is_up_before_the_model_and_ends_cleanly_while_loading(model_
         ({"ASKIMAGE_ENGINE__EXTRA_ARGS": '{"max_num_sequences": 1}'}, "nearest valid name is 'max_num_seqs'"),
         ({"ASKIMAGE_ENGINE__KV_CACHE_MEMORY_BYTES": str(1 << 50)}, "need 1048576.0 GiB"),
         ({"ASKIMAGE_SERVER__PRT": "1"}, "nearest valid name is ASKIMAGE_SERVER__PORT"),
-        ({"ASKIMAGE_SERVER__HOST": "256.0.0.1"}, "cannot listen on 256.0.0.1, port"),
+        (
+            {"ASKIMAGE_SERVER__HOST": "256.0.0.1", "ASKIMAGE_AUTH__ANONYMOUS": "true"},
+            "cannot listen on 256.0.0.1, port",
+        ),
     ],
     ids=["no-folder", "unknown-argument", "no-memory", "unknown-setting", "no-such-address"],
 )
