@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
+from app.engine.adapter import Adapter
 from app.engine.inflight import InFlight, Phase
 from app.engine.request import GenerationRequest, PreparedImage, Result
 from app.engine.schema import check_json_schema
@@ -63,7 +64,7 @@ class Answering:
         outcome = "cancelled"
         try:
             async with AsyncExitStack() as stack:
-                stack.enter_context(self._service.tracked(inflight))
+                adapter = stack.enter_context(self._service.tracked(inflight))
                 async with inflight.enforced():
                     if request.json_schema is not None:
                         await asyncio.to_thread(check_json_schema, request.json_schema)
@@ -71,7 +72,7 @@ class Answering:
                     ticket = await stack.enter_async_context(admission)
                     telemetry.queue_time.labels("admission", request.priority).observe(ticket.waited)
                     request = dataclasses.replace(request, admission_seconds=ticket.waited)
-                    request = await self._with_images(request, files, inflight)
+                    request = await self._with_images(request, files, adapter, inflight)
                     inflight.phase = Phase.PREFILL
                     generation = await self._service.prepare(request)
                     await self._limiter.charge_image_tokens(client, generation.image_tokens)
@@ -95,10 +96,9 @@ class Answering:
                 log["phase"] = str(inflight.phase)
 
     async def _with_images(
-        self, request: GenerationRequest, files: Sequence[bytes], inflight: InFlight
+        self, request: GenerationRequest, files: Sequence[bytes], adapter: Adapter, inflight: InFlight
     ) -> GenerationRequest:
         inflight.phase = Phase.PREPROCESS
-        adapter = self._service.require_ready()
         began = time.monotonic()
 
         async def prepare(index: int) -> PreparedImage:

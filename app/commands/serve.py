@@ -152,7 +152,8 @@ def _run(settings: Settings, keys: KeyStore, listeners: list[socket.socket]) -> 
         )
     )
     raise_descriptor_limit()
-    logger.info("loading model %s; http://%s:%d/docs", settings.model.path, host, port)
+    operations_port = settings.server.operations_port or port
+    logger.info("loading model %s; port %d; http://%s:%d/docs", settings.model.path, port, host, operations_port)
     server.run(sockets=listeners)
     code, line = ends[0] if ends else (0 if server.started else 1, "")
     if line:

@@ -129,17 +129,17 @@ class EngineService:
         return self._loaded.adapter
 
     @contextmanager
-    def tracked(self, inflight: InFlight) -> Iterator[None]:
-        """A request that a drain waits for, and that ends when the engine does.
+    def tracked(self, inflight: InFlight) -> Iterator[Adapter]:
+        """A request that a drain waits for, and that ends when the engine does; gives the model's adapter.
 
         Raises:
             ApiError: See `require_ready`.
         """
-        self.require_ready()
+        adapter = self.require_ready()
         self._inflight.add(inflight)
         self._idle.clear()
         try:
-            yield
+            yield adapter
         finally:
             self._inflight.discard(inflight)
             if not self._inflight:
@@ -233,8 +233,10 @@ class EngineService:
         self._interrupt_all(EngineDead("the inference engine has ended; the service is restarting", retry_after=30))
         grace = self.settings.server.death_grace
         logger.error("the inference engine has died (%s); the process ends in %g s", self.reason, grace)
-        await asyncio.sleep(grace)
-        self._on_end(EXIT_DEAD, f"the inference engine has died: {self.reason}")
+        try:
+            await asyncio.sleep(grace)
+        finally:  # a signal may end the process before
+            self._on_end(EXIT_DEAD, f"the inference engine has died: {self.reason}")
 
     async def _unload(self) -> None:
         loaded, self._loaded = self._loaded, None

@@ -24,7 +24,7 @@ class OperationsPortMiddleware:
         if scope["type"] == "http":
             # The socket's own address: a Host header says what the client likes.
             on_operations_port = scope["server"] is not None and scope["server"][1] == self._port
-            is_operations = scope["path"].startswith(OPERATIONS)
+            is_operations = scope["path"] == "/" or scope["path"].startswith(OPERATIONS)  # "/" leads to /docs
             if is_operations != on_operations_port and scope["path"] not in PROBES:
                 await NotFound("Not Found").send(scope, receive, send)
                 return

@@ -77,7 +77,7 @@ async def ask(request: Request, answering: AnsweringDep, store: StoreDep, settin
 
     With `stream=true` the reply is a stream of server-sent events: `accepted`, `reasoning` and `answer` deltas, then
     `done`, or `error`. It begins when the engine has the question, so that what is wrong before is a status of its own,
-    or with a ping when that takes long.
+    or after 15 s: from then on a comment goes out every 15 s without an event, and what is wrong is an `error` event.
     """
     async with read_form(request, AskForm) as form:
         files = await _files(form, store, settings.images.max_per_request)

@@ -200,6 +200,8 @@ async def test_a_drain_lets_work_finish_and_cuts_nothing_without_a_word(crowded:
             client.post("/v1/ask", data=SHORT | {"max_tokens": "30"}, files={"image": picture()})
         )
         await crowded.until(lambda: crowded.slots_used == 2, 5, "both run")
+        waiting = asyncio.ensure_future(client.post("/v1/ask", data=SHORT, files={"image": picture()}))
+        await crowded.until(lambda: crowded.metric("askimage_waiting", **{"class": "normal"}) == 1, 5, "one waits")
         crowded.process.send_signal(signal.SIGTERM)
         await crowded.until(lambda: answers(f"{crowded.address}/readyz", 503), 1, "it says that it drains")
         assert answers(f"{crowded.address}/livez", 200)
@@ -207,6 +209,7 @@ async def test_a_drain_lets_work_finish_and_cuts_nothing_without_a_word(crowded:
         assert (refused.status_code, refused.json()["code"]) == (503, "draining")
         assert refused.headers["retry-after"].isdecimal()
         assert (await quick).status_code == 200
+        assert (await waiting).status_code == 200  # it was taken before the signal
         rest = [line async for line in endless]
     assert json.loads(rest[rest.index("event: error") + 1].removeprefix("data: "))["code"] == "draining"
     assert await asyncio.to_thread(crowded.process.wait, 15) == 0

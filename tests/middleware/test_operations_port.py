@@ -20,7 +20,8 @@ from app.middleware.operations_port import OperationsPortMiddleware
         (9000, "/docs", 200),
         (9000, "/readyz", 200),
         (9000, "/v1/ask", 404),
-        (9000, "/", 404),
+        (9000, "/", 200),
+        (8000, "/", 404),
     ],
 )
 async def test_each_port_has_its_paths(port: int, path: str, status: int) -> None:
