@@ -82,14 +82,13 @@ class Answering:
                     inflight.phase = Phase.DECODE
                     if isinstance(event, Result):
                         outcome = event.finish_reason
-                        telemetry.observe(request.priority, event)
+                        telemetry.observe(request, event)
                         log.update(_figures(event))
                     yield event
         except ApiError as error:
             outcome = error.code
             raise
         finally:
-            telemetry.requests.labels(request.priority, outcome).inc()
             log["outcome"] = outcome
             if outcome == "cancelled":
                 telemetry.cancellations.labels(inflight.phase).inc()
@@ -111,7 +110,7 @@ class Answering:
 
         images = await asyncio.gather(*map(prepare, range(len(files))))
         spent = time.monotonic() - began
-        self._service.telemetry.preprocess.observe(spent)
+        self._service.telemetry.preprocess.labels(request.priority).observe(spent)
         return dataclasses.replace(request, images=tuple(images), preprocess_seconds=spent)
 
 

@@ -206,6 +206,11 @@ class StatusError(ApiError):
         self.title = phrase  # type: ignore[misc]
 
 
+def error_codes(base: type[ApiError] = ApiError) -> set[str]:
+    """The codes of all errors."""
+    return {base.code}.union(*map(error_codes, base.__subclasses__()))
+
+
 def responses(*errors: type[ApiError]) -> dict[int | str, dict[str, Any]]:
     """OpenAPI `responses` for a route, several error classes of one status as named examples."""
     entries: dict[int | str, dict[str, Any]] = {}

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from starlette.types import Scope
+
 from app.engine.request import PriorityClass
 
 
@@ -43,6 +45,15 @@ class Client:
     name: str
     id: str
     tier: Tier
+
+
+QUESTION_ROUTES = frozenset({"/v1/ask"})
+"""Where questions are asked."""
+
+
+def is_question(scope: Scope) -> bool:
+    """Whether a request asks something about images."""
+    return scope["method"] == "POST" and scope["path"] in QUESTION_ROUTES
 
 
 def is_api(path: str) -> bool:

@@ -18,6 +18,7 @@ from app.engine.telemetry import Telemetry
 from app.errors import ApiError, StatusError, first_validation_error
 from app.images.pool import ImagePool
 from app.images.store import ImageStore
+from app.images.telemetry import ImageTelemetry
 from app.keys import KeyStore
 from app.loop_lag import measure_loop_lag
 from app.middleware.access_log import AccessLogMiddleware
@@ -30,9 +31,10 @@ from app.middleware.rate_limit import RateLimitMiddleware
 from app.middleware.request_id import RequestIdMiddleware
 from app.middleware.shed import ShedMiddleware
 from app.rate_limits import RateLimiter
-from app.routers import ask, images, ops
+from app.routers import ask, health, images, metrics, probes
 from app.routers.streaming import ClientGone
 from app.settings import Settings
+from app.versions import VERSIONS
 
 
 def create_app(settings: Settings, keys: KeyStore, on_end: Callable[[int, str], None]) -> FastAPI:
@@ -52,8 +54,8 @@ def create_app(settings: Settings, keys: KeyStore, on_end: Callable[[int, str], 
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
         telemetry = Telemetry(Gpus())
         service = EngineService(settings, telemetry, on_end)
-        pool = ImagePool(settings.images)
-        telemetry.watch(service.admission, pool)
+        pool = ImagePool(settings.images, ImageTelemetry())
+        telemetry.start(service.admission, pool)
         service.start()
         background = [asyncio.create_task(keys.watch()), asyncio.create_task(measure_loop_lag(telemetry.loop_lag))]
         try:
@@ -73,16 +75,17 @@ def create_app(settings: Settings, keys: KeyStore, on_end: Callable[[int, str], 
             pool.close()
             await service.stop()
             await limiter.close()
+            telemetry.stop()
 
     app = FastAPI(
         title="askimage",
         summary="Answers questions about images.",
-        version=ops.VERSIONS["askimage"] or "unknown",
+        version=VERSIONS["askimage"],
         lifespan=lifespan,
         openapi_url="/openapi.json" if settings.server.docs else None,
     )
-    for router in (ask.router, images.router, ops.router):
-        app.include_router(router)
+    for each in (ask, images, probes, health) + ((metrics,) if settings.server.metrics else ()):
+        app.include_router(each.router)
     _add_middleware(app, settings)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -101,11 +104,9 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
     app.add_middleware(BodyLimitMiddleware, settings=settings.server)
     if settings.server.operations_port is not None:
         app.add_middleware(OperationsPortMiddleware, port=settings.server.operations_port)
-    app.add_middleware(AccessLogMiddleware)
+    app.add_middleware(AccessLogMiddleware, slow_seconds=settings.log.slow_seconds)
     app.add_middleware(RequestIdMiddleware)
-    instrumentator = Instrumentator(excluded_handlers=[*PROBES, "/metrics"]).instrument(app)
-    if settings.server.metrics:
-        instrumentator.expose(app, tags=["operations"])
+    Instrumentator(excluded_handlers=[*PROBES, "/metrics"]).instrument(app)
     app.add_middleware(PaceMiddleware)
 
 

@@ -62,6 +62,7 @@ class LogSettings(_Section):
     format: Literal["auto", "json", "pretty"] = Field(
         "auto", description="auto: pretty on a terminal, else JSON lines."
     )
+    slow_seconds: float = Field(30.0, gt=0, description="Requests that take longer are logged as warnings.")
     questions: bool = Field(False, description="Log questions and answers too; images never are.")
 
 

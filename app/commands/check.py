@@ -82,7 +82,7 @@ def _vllm() -> str:
 
 
 def _device() -> str:
-    names = [reading.name for reading in Gpus().memory()]
+    names = [reading.name for reading in Gpus().readings()]
     return f"{device_type()}{' (' + ', '.join(names) + ')' if names else ''}"
 
 
@@ -90,9 +90,9 @@ def _memory() -> str:
     memory = psutil.virtual_memory()
     parts = [f"{memory.available / GiB:.1f} of {memory.total / GiB:.1f} GiB available"]
     parts += [
-        f"GPU {reading.index}: {(reading.total_bytes - reading.used_bytes) / GiB:.1f} of "
-        f"{reading.total_bytes / GiB:.1f} GiB free"
-        for reading in Gpus().memory()
+        f"GPU {reading.index}: {(reading.memory_total_bytes - reading.memory_used_bytes) / GiB:.1f} of "
+        f"{reading.memory_total_bytes / GiB:.1f} GiB free"
+        for reading in Gpus().readings()
     ]
     return "; ".join(parts)
 
@@ -109,7 +109,7 @@ def _fits(settings: Settings) -> str:
     device = device_type()
     arguments = engine_arguments(settings, device)
     if (checkpoint := inspect_checkpoint(settings.model.path)) is not None:
-        check_memory(checkpoint, arguments, device, Gpus())
+        check_memory(checkpoint, arguments, device, Gpus().readings())
     return "yes"
 
 

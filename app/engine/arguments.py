@@ -73,6 +73,7 @@ def engine_arguments(settings: Settings, device: str) -> dict[str, Any]:
         "scheduling_policy": "priority",
         "trust_remote_code": False,
         "use_tqdm_on_load": False,
+        "enable_logging_iteration_details": True,  # how many images the encoder worked on
     }
 
 

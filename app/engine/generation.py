@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import Any
 
 from app.engine.adapter import Adapter, Rendered
-from app.engine.request import PRIORITIES, FinishReason, GenerationRequest, Result, Timings, Usage
+from app.engine.request import PRIORITIES, EnginePhase, FinishReason, GenerationRequest, Result, Timings, Usage
 from app.engine.thinking import Channel, Delta, Markers, ThinkingSplitter
 from app.errors import EngineDead, EngineError, InvalidField, PromptTooLong
 
@@ -62,7 +62,7 @@ class Generation:
         self._prompt: Rendered | None = None
         self._cached_tokens = 0
         self._ttft = 0.0
-        self._phases: list[Any] = []
+        self._phases: list[EnginePhase] = []
         self._finish: FinishReason | None = None
 
     async def prepare(self) -> None:
@@ -118,7 +118,9 @@ class Generation:
                         return
         finally:
             if output is not None and output.metrics is not None:
-                self._phases.append(output.metrics)
+                stats = output.metrics
+                times = stats.queued_ts, stats.scheduled_ts, stats.first_token_ts, stats.last_token_ts
+                self._phases.append(EnginePhase(*times))
         assert output is not None
         reason = output.outputs[0].finish_reason
         if reason == "length":  # text held back as a possible marker is not shown
@@ -205,10 +207,9 @@ class Generation:
     def _result(self, finish_reason: FinishReason) -> Result:
         assert self._prompt is not None
         answered = self._splitter.channel is Channel.ANSWER
-        engine_queue = sum(phase.scheduled_ts - phase.queued_ts for phase in self._phases)
-        queue = self._request.admission_seconds + engine_queue
-        prefill = sum(phase.first_token_ts - phase.scheduled_ts for phase in self._phases)
-        decode = sum(phase.last_token_ts - phase.first_token_ts for phase in self._phases)
+        queue = self._request.admission_seconds + sum(phase.queued_seconds for phase in self._phases)
+        prefill = sum(phase.first_token - phase.scheduled for phase in self._phases)
+        decode = sum(phase.last_token - phase.first_token for phase in self._phases)
         return Result(
             answer=self._text(Channel.ANSWER) if answered else None,
             reasoning=self._text(Channel.REASONING),
@@ -230,5 +231,5 @@ class Generation:
                 tokens_per_second=round((self._completion_tokens - len(self._phases)) / decode, 1) if decode else 0.0,
             ),
             image_tokens=self._prompt.image_tokens,
-            engine_queue_seconds=engine_queue,
+            phases=tuple(self._phases),
         )

@@ -34,6 +34,8 @@ class LoadedEngine:
         temperature: Where a request names none.
         max_model_len: Tokens of prompt and answer that the context holds.
         max_num_seqs: Requests it runs at once, all data-parallel replicas together.
+        kv_cache_tokens: Tokens that the KV cache of one replica holds.
+        kv_cache_bytes: Its size, where it is set; else vLLM takes what is free.
     """
 
     engine: Any
@@ -42,6 +44,8 @@ class LoadedEngine:
     temperature: float
     max_model_len: int
     max_num_seqs: int
+    kv_cache_tokens: int
+    kv_cache_bytes: int | None
 
 
 def load_engine(settings: Settings, telemetry: Telemetry) -> LoadedEngine:
@@ -59,7 +63,7 @@ def load_engine(settings: Settings, telemetry: Telemetry) -> LoadedEngine:
     arguments = engine_arguments(settings, device)
     if checkpoint is not None:
         preflight.check_architecture(checkpoint)
-        preflight.check_memory(checkpoint, arguments, device, telemetry.gpus)
+        preflight.check_memory(checkpoint, arguments, device, telemetry.gpus.latest)
     config = AsyncEngineArgs(**arguments).create_engine_config()
     if not config.model_config.is_multimodal_model:
         raise preflight.ModelUnusable(f"model {settings.model.path} takes no images")
@@ -71,6 +75,8 @@ def load_engine(settings: Settings, telemetry: Telemetry) -> LoadedEngine:
         temperature=_default_temperature(settings, config.model_config),
         max_model_len=int(config.model_config.max_model_len),
         max_num_seqs=config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size,
+        kv_cache_tokens=int(config.cache_config.kv_cache_size_tokens),
+        kv_cache_bytes=config.cache_config.kv_cache_memory_bytes,
     )
 
 

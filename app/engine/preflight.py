@@ -4,6 +4,7 @@ vLLM reports the same troubles from a child process, a minute later, as the end 
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import psutil
 
 from app.engine.arguments import GiB
-from app.engine.gpu import Gpus
+from app.engine.gpu import GpuReading
 
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 
@@ -94,7 +95,7 @@ def check_architecture(checkpoint: Checkpoint) -> None:
         raise ModelUnusable(f"model architecture {name} is not one that vLLM 0.32 supports")
 
 
-def check_memory(checkpoint: Checkpoint, arguments: dict[str, Any], device: str, gpus: Gpus) -> None:
+def check_memory(checkpoint: Checkpoint, arguments: dict[str, Any], device: str, gpus: Sequence[GpuReading]) -> None:
     """Do weights and KV cache fit?
 
     Raises:
@@ -106,7 +107,7 @@ def check_memory(checkpoint: Checkpoint, arguments: dict[str, Any], device: str,
     if device == "cuda":
         needed -= int(arguments["cpu_offload_gb"] * GiB)
         # Any device will do that the process may use; the fullest one decides.
-        available = min((gpu.total_bytes - gpu.used_bytes for gpu in gpus.memory()), default=needed)
+        available = min((gpu.memory_total_bytes - gpu.memory_used_bytes for gpu in gpus), default=needed)
         available = int(available * (arguments.get("gpu_memory_utilization") or 0.92))
         where = "free on the GPU (gpu_memory_utilization counted in)"
     else:

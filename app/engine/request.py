@@ -129,6 +129,21 @@ class Timings:
     tokens_per_second: float
 
 
+@dataclass(frozen=True, slots=True)
+class EnginePhase:
+    """One engine request of a generation: monotonic seconds of what befell it, by the engine's clock."""
+
+    queued: float
+    scheduled: float
+    first_token: float
+    last_token: float
+
+    @property
+    def queued_seconds(self) -> float:
+        """Waiting in the engine for the first step."""
+        return self.scheduled - self.queued
+
+
 FinishReason = Literal["stop", "length", "thinking_length", "cancelled"]
 
 
@@ -139,7 +154,7 @@ class Result:
     Attributes:
         answer: None when the output ended inside the thinking.
         image_tokens: Tokens of each image, in order.
-        engine_queue_seconds: Waiting inside the engine, which is the end of `timings.queue_ms`.
+        phases: Its engine requests, one or two.
     """
 
     answer: str | None
@@ -148,4 +163,4 @@ class Result:
     usage: Usage
     timings: Timings
     image_tokens: tuple[int, ...]
-    engine_queue_seconds: float
+    phases: tuple[EnginePhase, ...]

@@ -8,9 +8,11 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from app.engine.adapter import Adapter
 from app.engine.admission import AdmissionController
+from app.engine.arguments import GiB
 from app.engine.generation import Generation
 from app.engine.inflight import InFlight
 from app.engine.loading import LoadedEngine, in_daemon_thread, load_engine, root_cause, warm_up_request
@@ -20,6 +22,7 @@ from app.engine.telemetry import Telemetry
 from app.engine.thinking import Markers
 from app.errors import ApiError, Draining, EngineDead, NotReady
 from app.settings import Settings, SettingsError
+from app.versions import VERSIONS
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +72,11 @@ class EngineService:
     @property
     def state(self) -> EngineState:
         return self._state
+
+    @property
+    def alive(self) -> bool:
+        """False when only another process can help."""
+        return self._state not in {EngineState.DEAD, EngineState.FAILED}
 
     @property
     def device(self) -> str:
@@ -167,6 +175,7 @@ class EngineService:
             context=loaded.max_model_len,
         )
         await generation.prepare()
+        self.telemetry.encoder_queries.inc(len(request.images))
         return generation
 
     async def _live(self) -> None:
@@ -201,17 +210,35 @@ class EngineService:
         gc.collect()
         gc.freeze()
         self.admission.open(loaded.max_num_seqs)
+        self.telemetry.describe(self.settings.model.served_name, loaded)
         self._set_state(EngineState.READY)
-        logger.info(
-            "ready: model %s on %s, context %d tokens, %d requests at once (%d for realtime alone), loaded in %.1f s",
-            self.settings.model.served_name,
-            loaded.device,
-            loaded.max_model_len,
-            self.admission.capacity,
-            self.admission.reserved,
-            time.monotonic() - began,
-        )
+        logger.info("ready", extra=self._summary(loaded) | {"load_seconds": round(time.monotonic() - began, 1)})
         return loaded
+
+    def _summary(self, loaded: LoadedEngine) -> dict[str, Any]:
+        """What an operator wants to know of a service that has started."""
+        telemetry, settings = self.telemetry, self.settings
+        return {
+            "model": settings.model.served_name,
+            "device": loaded.device,
+            "gpus": [
+                f"{gpu.name} {gpu.memory_used_bytes / GiB:.1f} of {gpu.memory_total_bytes / GiB:.1f} GiB"
+                for gpu in telemetry.gpus.latest
+            ],
+            "memory_gib": {name: round(size / GiB, 1) for name, size in telemetry.memory.items()},
+            "kv_cache_tokens": loaded.kv_cache_tokens,
+            "max_model_len": loaded.max_model_len,
+            "slots": self.admission.capacity,
+            "realtime_slots": self.admission.reserved,
+            "limits": {
+                "requests": settings.limits.requests,
+                "image_tokens": settings.limits.image_tokens,
+                "max_body_bytes": settings.server.max_body_bytes,
+                "max_pixels": settings.images.max_pixels,
+                "max_tokens": settings.generation.max_tokens,
+            },
+            "versions": VERSIONS,
+        }
 
     async def _watch(self, loaded: LoadedEngine) -> None:
         while not loaded.engine.errored:  # noqa: ASYNC110 (vLLM has a flag, no event)

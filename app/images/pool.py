@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 import heapq
 import itertools
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from app.engine.adapter import Adapter
 from app.engine.request import PRIORITIES, PreparedImage, PriorityClass
-from app.errors import ImageTooLarge, Overloaded
+from app.errors import ApiError, ImageTooLarge, Overloaded
 from app.images.intake import decode
+from app.images.telemetry import ImageTelemetry
 from app.settings import ImageSettings
 
 MOST_WAITING = 4096
@@ -24,10 +26,12 @@ class ImagePool:
 
     Args:
         settings: Limits and number of threads.
+        telemetry: Where files are measured.
     """
 
-    def __init__(self, settings: ImageSettings) -> None:
+    def __init__(self, settings: ImageSettings, telemetry: ImageTelemetry) -> None:
         self._settings = settings
+        self._telemetry = telemetry
         self._executor = ThreadPoolExecutor(settings.workers, thread_name_prefix="image")
         self._free = settings.workers
         self._order = itertools.count()
@@ -44,6 +48,19 @@ class ImagePool:
         Raises:
             ApiError: 413, 415 or 422, see `app.images.intake.decode`; 503 when too many images wait.
         """
+        try:
+            image, seconds = await self._prepare(data, adapter, priority)
+        except ApiError as error:
+            self._telemetry.refused(error.code)
+            raise
+        self._telemetry.prepared(image, len(data), seconds)
+        return image
+
+    def close(self) -> None:
+        """Drop what has not begun."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _prepare(self, data: bytes, adapter: Adapter, priority: PriorityClass) -> tuple[PreparedImage, float]:
         limit = self._settings.max_bytes
         if len(data) > limit:
             raise ImageTooLarge(
@@ -53,16 +70,12 @@ class ImagePool:
         loop = asyncio.get_running_loop()
         work = self._executor.submit(self._work, data, adapter)
 
-        def done(_: Future[PreparedImage]) -> None:
+        def done(_: Future[tuple[PreparedImage, float]]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._release)
 
         work.add_done_callback(done)  # and not when the caller is cancelled: the thread is busy until then
         return await asyncio.wrap_future(work)
-
-    def close(self) -> None:
-        """Drop what has not begun."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _turn(self, rank: int) -> None:
         if self._free > 0:
@@ -91,6 +104,7 @@ class ImagePool:
                 return
         self._free += 1
 
-    def _work(self, data: bytes, adapter: Adapter) -> PreparedImage:
+    def _work(self, data: bytes, adapter: Adapter) -> tuple[PreparedImage, float]:
+        began = time.monotonic()
         image = decode(data, max_pixels=self._settings.max_pixels, check_size=adapter.check_size)
-        return adapter.prepare(image)
+        return adapter.prepare(image), time.monotonic() - began

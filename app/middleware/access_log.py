@@ -1,4 +1,5 @@
 """One line for every request when it ends, with all that the service knows of it; the request's id in every other line.
+Questions are counted where they are logged, so that the counts and the lines agree.
 
 Inner layers add what they know (the key's name, the class, timings, token counts, the outcome) to the dictionary
 `scope["state"]["log"]`. Never the query string, headers or bodies: those are the client's.
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars, reset_contextvars
 
 from app.errors import ApiError
+from app.identity import is_question
 from app.logs import mark_logged
 from app.middleware.operations_port import PROBES
 
@@ -23,17 +25,23 @@ CLIENT_LEFT = 499  # nginx's status of a request whose client did not wait for t
 
 
 class AccessLogMiddleware:
-    """Logs each request and binds its `request_id`; just inside of the RequestIdMiddleware, which gives it one."""
+    """Logs each request and binds its `request_id`; just inside of the RequestIdMiddleware, which gives it one.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+        app: The application inside.
+        slow_seconds: A question that takes longer is logged as a warning.
+    """
+
+    def __init__(self, app: ASGIApp, slow_seconds: float) -> None:
         self._app = app
+        self._slow_seconds = slow_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         scope["state"]["log"] = {}
-        exchange = _Exchange(scope, receive, send)
+        exchange = _Exchange(scope, receive, send, self._slow_seconds)
         bound = bind_contextvars(request_id=scope["state"]["request_id"])
         try:
             await self._app(scope, exchange.receive, exchange.send)
@@ -56,7 +64,8 @@ class AccessLogMiddleware:
 class _Exchange:
     """What passes between client and service in one request."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, slow_seconds: float) -> None:
+        self._slow_seconds = slow_seconds
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -85,17 +94,29 @@ class _Exchange:
     def log(self, error: Exception | None = None) -> None:
         """Log the request as ended, by `error` if one escaped; without a reply the server answers 500."""
         status = 500 if error is not None else self._status or (CLIENT_LEFT if self.left else 500)
+        seconds = time.monotonic() - self._begun
         fields: dict[str, Any] = {
             "method": self._scope["method"],
             "path": self._scope["path"],
             "status": status,
-            "duration_ms": round((time.monotonic() - self._begun) * 1e3, 1),
+            "duration_ms": round(seconds * 1e3, 1),
             "request_bytes": self._received,
             "response_bytes": self._sent,
         }
         known = self._scope["state"]["log"] | ({} if error is None else {"error": ApiError.code})
         fields |= {name: value for name, value in known.items() if name not in fields}
+        if is_question(self._scope):
+            self._count(known, status)
+            if seconds > self._slow_seconds and error is None:
+                logger.warning("slow request", extra=fields)
+                return
         logger.log(self._level(status, error), "request", extra=fields, exc_info=error)
+
+    def _count(self, known: dict[str, Any], status: int) -> None:
+        ended = "cancelled" if status == CLIENT_LEFT else ApiError.code
+        outcome = known.get("outcome") or known.get("error") or ended
+        requests = self._scope["state"]["service"].telemetry.requests
+        requests.labels(self._scope["path"], known.get("class", "unknown"), outcome).inc()
 
     def _level(self, status: int, error: Exception | None) -> int:
         if error is not None:  # a fault of ours, to be seen at any level

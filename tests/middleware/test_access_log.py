@@ -1,6 +1,7 @@
 """The one line that each request leaves."""
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry, Counter
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -82,6 +84,18 @@ async def _gone(request: Request) -> Response:
     raise AssertionError("the body was complete")
 
 
+async def _status_200(request: Request) -> Response:
+    return Response()
+
+
+async def _left() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def _nowhere(message: Message) -> None:
+    pass
+
+
 async def _probe(request: Request) -> Response:
     return Response(status_code=503)
 
@@ -107,12 +121,29 @@ ROUTES = [
 ]
 
 
-def logged(app: ASGIApp) -> ASGIApp:
-    return RequestIdMiddleware(AccessLogMiddleware(app))
+def counter() -> Counter:
+    return Counter("requests", "As in Telemetry.", ["route", "class", "outcome"], registry=CollectorRegistry())
 
 
-async def send(method: str, path: str, **request: Any) -> httpx.Response:
-    transport = httpx.ASGITransport(logged(Starlette(routes=ROUTES)))
+def logged(app: ASGIApp, requests: Counter | None = None) -> ASGIApp:
+    inner = RequestIdMiddleware(AccessLogMiddleware(app, slow_seconds=1.0))
+    service = SimpleNamespace(telemetry=SimpleNamespace(requests=requests or counter()))
+    service.telemetry.rejections = Counter("rejections", "As there.", ["reason"], registry=CollectorRegistry())
+
+    async def with_state(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"] = {"service": service}
+        await inner(scope, receive, send)
+
+    return with_state
+
+
+def counted(requests: Counter) -> list[tuple[str, str, str, float]]:
+    samples = [sample for family in requests.collect() for sample in family.samples]
+    return [(*sample.labels.values(), sample.value) for sample in samples if sample.name == "requests_total"]  # type: ignore[misc]
+
+
+async def send(method: str, path: str, requests: Counter | None = None, **request: Any) -> httpx.Response:
+    transport = httpx.ASGITransport(logged(Starlette(routes=ROUTES), requests))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         return await http.request(method, path, **request)
 
@@ -168,6 +199,45 @@ async def test_the_duration_is_in_milliseconds(lines: Lines, monkeypatch: pytest
     monkeypatch.setattr("app.middleware.access_log.time", clock)
     await talk(Starlette(routes=ROUTES), {"type": "http.request"}, path="/v1/ask")
     assert [line["duration_ms"] for line in lines.access] == [250.0]
+
+
+@pytest.mark.parametrize(("path", "line"), [("/v1/ask", ("warning", "slow request")), ("/stream", ("info", "request"))])
+async def test_a_slow_question_is_a_warning(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch, path: str, line: tuple[str, str]
+) -> None:
+    clock = SimpleNamespace(monotonic=iter([100.0, 101.25]).__next__)
+    monkeypatch.setattr("app.middleware.access_log.time", clock)
+    await talk(Starlette(routes=[Route(path, _status_200, methods=["POST"])]), {"type": "http.request"}, path=path)
+    assert [(each["level"], each["message"]) for each in lines.access] == [line]
+
+
+async def test_questions_are_counted_by_how_they_ended(lines: Lines) -> None:
+    requests = counter()
+
+    async def ends(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["log"] |= {"class": "batch", "outcome": "length"}
+        await Response()(scope, receive, send)
+
+    async def refused(scope: Scope, receive: Receive, send: Send) -> None:
+        await Overloaded("too much").send(scope, receive, send)
+
+    async def fails(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ValueError("a bug")
+
+    async def leaves(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+
+    for app in (ends, ends, refused, fails, leaves):
+        with contextlib.suppress(ValueError):
+            await logged(app, requests)(post(), _left, _nowhere)
+    await logged(ends, requests)(post("/v1/images"), _left, _nowhere)
+    await logged(ends, requests)(post() | {"method": "GET"}, _left, _nowhere)
+    assert sorted(counted(requests)) == [
+        ("/v1/ask", "batch", "length", 2),
+        ("/v1/ask", "unknown", "cancelled", 1),
+        ("/v1/ask", "unknown", "internal_error", 1),
+        ("/v1/ask", "unknown", "overloaded", 1),
+    ]
 
 
 async def test_query_headers_and_bodies_are_not_logged(lines: Lines) -> None:
@@ -330,6 +400,6 @@ async def test_other_scopes_pass(lines: Lines) -> None:
 
     async def nothing(*_: Message) -> Any: ...
 
-    await AccessLogMiddleware(app)({"type": "lifespan"}, nothing, nothing)
+    await AccessLogMiddleware(app, slow_seconds=1.0)({"type": "lifespan"}, nothing, nothing)
     assert seen == ["lifespan"]
     assert lines.text == ""
