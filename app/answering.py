@@ -9,11 +9,13 @@ import dataclasses
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import Any
+from typing import Any, get_args
+
+from opentelemetry.trace import Tracer
 
 from app.engine.adapter import Adapter
 from app.engine.inflight import InFlight, Phase
-from app.engine.request import GenerationRequest, PreparedImage, Result
+from app.engine.request import FinishReason, GenerationRequest, PreparedImage, Result
 from app.engine.schema import check_json_schema
 from app.engine.service import EngineService
 from app.engine.thinking import Delta
@@ -21,6 +23,7 @@ from app.errors import ApiError
 from app.identity import Client
 from app.images.pool import ImagePool
 from app.rate_limits import RateLimiter
+from app.tracing import ChatSpan
 
 Answer = AsyncGenerator[GenerationRequest | Delta | Result, None]
 """The request as the engine got it, then the deltas as they come, then the result."""
@@ -33,12 +36,14 @@ class Answering:
         service: Admission and engine.
         pool: Makes images ready.
         limiter: Counts the image tokens of each client.
+        tracer: Makes a span of each step.
     """
 
-    def __init__(self, service: EngineService, pool: ImagePool, limiter: RateLimiter) -> None:
+    def __init__(self, service: EngineService, pool: ImagePool, limiter: RateLimiter, tracer: Tracer) -> None:
         self._service = service
         self._pool = pool
         self._limiter = limiter
+        self._tracer = tracer
 
     async def answer(
         self,
@@ -62,6 +67,7 @@ class Answering:
         """
         telemetry = self._service.telemetry
         outcome = "cancelled"
+        chat: ChatSpan | None = None
         try:
             async with AsyncExitStack() as stack:
                 adapter = stack.enter_context(self._service.tracked(inflight))
@@ -69,10 +75,14 @@ class Answering:
                     if request.json_schema is not None:
                         await asyncio.to_thread(check_json_schema, request.json_schema)
                     admission = self._service.admission.slot(request.priority, inflight.deadline)
-                    ticket = await stack.enter_async_context(admission)
+                    with self._tracer.start_as_current_span("admission"):
+                        ticket = await stack.enter_async_context(admission)
                     telemetry.queue_time.labels("admission", request.priority).observe(ticket.waited)
                     request = dataclasses.replace(request, admission_seconds=ticket.waited)
-                    request = await self._with_images(request, files, adapter, inflight)
+                    with self._tracer.start_as_current_span("preprocess"):
+                        request = await self._with_images(request, files, adapter, inflight)
+                    chat = ChatSpan(self._tracer, request, self._service.settings.model.served_name)
+                    request = dataclasses.replace(request, trace_headers=chat.headers)
                     inflight.phase = Phase.PREFILL
                     generation = await self._service.prepare(request)
                     await self._limiter.charge_image_tokens(client, generation.image_tokens)
@@ -83,12 +93,15 @@ class Answering:
                     if isinstance(event, Result):
                         outcome = event.finish_reason
                         telemetry.observe(request, event)
+                        chat.answered(event, request.id)
                         log.update(_figures(event))
                     yield event
         except ApiError as error:
             outcome = error.code
             raise
         finally:
+            if chat is not None:
+                chat.end(None if outcome in get_args(FinishReason) else outcome)
             log["outcome"] = outcome
             if outcome == "cancelled":
                 telemetry.cancellations.labels(inflight.phase).inc()

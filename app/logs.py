@@ -108,6 +108,7 @@ def _configuration(settings: LogSettings, terminal: TextIO, stream: Any) -> dict
             "httpx": {"level": "WARNING"},
             "transformers": to_root,
             "uvicorn": to_root,
+            "uvicorn.access": {"propagate": False},  # app.middleware.access_log knows more
             "uvicorn.error": to_root | {"filters": ["once"]},
             "vllm": to_root | {"level": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING").upper()},
         },

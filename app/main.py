@@ -30,10 +30,12 @@ from app.middleware.priority import PriorityMiddleware
 from app.middleware.rate_limit import RateLimitMiddleware
 from app.middleware.request_id import RequestIdMiddleware
 from app.middleware.shed import ShedMiddleware
+from app.middleware.trace import TraceMiddleware
 from app.rate_limits import RateLimiter
 from app.routers import ask, health, images, metrics, probes
 from app.routers.streaming import ClientGone
 from app.settings import Settings
+from app.tracing import Tracing
 from app.versions import VERSIONS
 
 
@@ -46,9 +48,10 @@ def create_app(settings: Settings, keys: KeyStore, on_end: Callable[[int, str], 
         on_end: Called with an exit code and one line when the process should end, see `EngineService`.
 
     Raises:
-        SettingsError: Limits that cannot be used.
+        SettingsError: Limits or tracing that cannot be used.
     """
     limiter = RateLimiter(settings.limits)
+    tracing = Tracing(settings.tracing)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
@@ -65,7 +68,8 @@ def create_app(settings: Settings, keys: KeyStore, on_end: Callable[[int, str], 
                 "rate_limiter": limiter,
                 "service": service,
                 "pool": pool,
-                "answering": Answering(service, pool, limiter),
+                "answering": Answering(service, pool, limiter, tracing.tracer),
+                "tracer": tracing.tracer,
                 "store": ImageStore(settings.images.store_bytes),
             }
         finally:
@@ -76,6 +80,7 @@ def create_app(settings: Settings, keys: KeyStore, on_end: Callable[[int, str], 
             await service.stop()
             await limiter.close()
             telemetry.stop()
+            await tracing.close()
 
     app = FastAPI(
         title="askimage",
@@ -86,7 +91,7 @@ def create_app(settings: Settings, keys: KeyStore, on_end: Callable[[int, str], 
     )
     for each in (ask, images, probes, health) + ((metrics,) if settings.server.metrics else ()):
         app.include_router(each.router)
-    _add_middleware(app, settings)
+    _add_middleware(app, settings, tracing)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
@@ -95,7 +100,7 @@ def create_app(settings: Settings, keys: KeyStore, on_end: Callable[[int, str], 
     return app
 
 
-def _add_middleware(app: FastAPI, settings: Settings) -> None:
+def _add_middleware(app: FastAPI, settings: Settings, tracing: Tracing) -> None:
     """The last one added is the outermost: what counts and logs sees what the others refuse."""
     app.add_middleware(ShedMiddleware)
     app.add_middleware(PriorityMiddleware)
@@ -105,6 +110,7 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
     if settings.server.operations_port is not None:
         app.add_middleware(OperationsPortMiddleware, port=settings.server.operations_port)
     app.add_middleware(AccessLogMiddleware, slow_seconds=settings.log.slow_seconds)
+    app.add_middleware(TraceMiddleware, tracer=tracing.tracer)
     app.add_middleware(RequestIdMiddleware)
     Instrumentator(excluded_handlers=[*PROBES, "/metrics"]).instrument(app)
     app.add_middleware(PaceMiddleware)

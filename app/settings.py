@@ -66,6 +66,17 @@ class LogSettings(_Section):
     questions: bool = Field(False, description="Log questions and answers too; images never are.")
 
 
+class TracingSettings(_Section):
+    """OpenTelemetry traces; off without an endpoint. OpenTelemetry's own `OTEL_…` variables are obeyed too."""
+
+    endpoint: str | None = Field(
+        None, pattern="^https?://", description="OTLP over HTTP, such as http://collector:4318/v1/traces."
+    )
+    sample_ratio: float = Field(
+        1.0, ge=0, le=1, description="Share of requests traced whose client did not decide it (traceparent)."
+    )
+
+
 class AuthSettings(_Section):
     """Who may ask. Without keys the service listens on this machine alone, unless `anonymous` is true."""
 
@@ -196,6 +207,7 @@ class Settings(BaseSettings):
 
     server: ServerSettings = Field(default_factory=ServerSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+    tracing: TracingSettings = Field(default_factory=TracingSettings)
     auth: AuthSettings = Field(default_factory=AuthSettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings)

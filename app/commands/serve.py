@@ -80,6 +80,9 @@ def configure_environment(settings: Settings) -> None:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # for vLLM's processes
+    if settings.tracing.endpoint is not None:
+        os.environ.setdefault("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")  # vLLM's own choice is gRPC
+        os.environ.setdefault("OTEL_SERVICE_NAME", "askimage")
     configure_vllm_logging(settings.log)
     configure_logging(settings.log)
 

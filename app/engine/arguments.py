@@ -30,7 +30,14 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 # The service decides these; a second opinion in extra_args would be overruled without a word.
-_RESERVED = {"model", "served_model_name", "limit_mm_per_prompt", "scheduling_policy", "trust_remote_code"}
+_RESERVED = {
+    "model",
+    "served_model_name",
+    "limit_mm_per_prompt",
+    "scheduling_policy",
+    "trust_remote_code",
+    "otlp_traces_endpoint",
+}
 
 
 def device_type() -> str:
@@ -73,6 +80,7 @@ def engine_arguments(settings: Settings, device: str) -> dict[str, Any]:
         "scheduling_policy": "priority",
         "trust_remote_code": False,
         "use_tqdm_on_load": False,
+        "otlp_traces_endpoint": settings.tracing.endpoint,
         "enable_logging_iteration_details": True,  # how many images the encoder worked on
     }
 

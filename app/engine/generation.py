@@ -143,7 +143,11 @@ class Generation:
         request = self._request
         try:
             stream = self._engine.generate(
-                self._rendered.engine_input, self._params, request.id, priority=PRIORITIES[request.priority]
+                self._rendered.engine_input,
+                self._params,
+                request.id,
+                priority=PRIORITIES[request.priority],
+                trace_headers=request.trace_headers,
             )
             async with aclosing(stream) as outputs:
                 async for output in outputs:

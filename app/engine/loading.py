@@ -1,12 +1,9 @@
 """Build the engine: everything that blocks, on a thread that nobody has to wait for."""
 
 import asyncio
-import contextlib
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from PIL import Image
 
@@ -17,8 +14,6 @@ from app.engine.request import GenerationRequest, PreparedImage, Turn
 from app.engine.telemetry import Telemetry, stat_logger
 from app.images.intake import DecodedImage
 from app.settings import Settings
-
-T = TypeVar("T")
 
 DEFAULT_TEMPERATURE = 0.8  # what Kimi-VL-Thinking's authors recommend
 
@@ -100,34 +95,6 @@ async def warm_up_request(adapter: Adapter) -> GenerationRequest:
         max_tokens=2,
         arrived=time.monotonic(),
     )
-
-
-async def in_daemon_thread(work: Callable[[], T]) -> T:
-    """Like `asyncio.to_thread`, but neither the loop's end nor the interpreter's waits for it: a service that is
-    stopped while a model loads ends at once."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(result)  # type: ignore[arg-type]
-        else:
-            done.set_exception(error)
-
-    def run() -> None:
-        result: T | None = None
-        error: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as caught:
-            error = caught
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="engine-load", daemon=True).start()
-    return await done
 
 
 def root_cause(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """What goes into the engine and what comes out: plain data, no HTTP and no vLLM."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -83,6 +84,7 @@ class GenerationRequest:
         arrived: Monotonic seconds when the request came in.
         admission_seconds: Time it waited for a slot of the engine.
         preprocess_seconds: Time its images took.
+        trace_headers: W3C trace context, for the engine's own span.
     """
 
     id: str
@@ -102,6 +104,7 @@ class GenerationRequest:
     arrived: float = 0.0
     admission_seconds: float = 0.0
     preprocess_seconds: float = 0.0
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,14 @@ from app.engine.admission import AdmissionController
 from app.engine.arguments import GiB
 from app.engine.generation import Generation
 from app.engine.inflight import InFlight
-from app.engine.loading import LoadedEngine, in_daemon_thread, load_engine, root_cause, warm_up_request
+from app.engine.loading import LoadedEngine, load_engine, root_cause, warm_up_request
 from app.engine.preflight import ModelUnusable
 from app.engine.request import GenerationRequest
 from app.engine.telemetry import Telemetry
 from app.engine.thinking import Markers
 from app.errors import ApiError, Draining, EngineDead, NotReady
 from app.settings import Settings, SettingsError
+from app.threads import in_daemon_thread
 from app.versions import VERSIONS
 
 logger = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from app.engine.request import GenerationRequest, Result
 from app.engine.sampled import Sampled, resident_memory
 from app.errors import error_codes
 from app.images.pool import ImagePool
+from app.tracing import current_trace_id
 from app.versions import VERSIONS
 
 if TYPE_CHECKING:
@@ -205,7 +206,9 @@ class Telemetry:
     def observe(self, request: GenerationRequest, result: Result) -> None:
         """Take the figures of one answer; its request's id stands beside its latencies."""
         timings, usage, priority = result.timings, result.usage, request.priority
-        exemplar = {"request_id": request.id} if len(request.id) <= LONGEST_EXEMPLAR else None
+        exemplar = {"request_id": request.id} if len(request.id) <= LONGEST_EXEMPLAR else {}
+        if (trace_id := current_trace_id()) is not None:
+            exemplar["trace_id"] = trace_id
         self.queue_time.labels("engine", priority).observe(sum(phase.queued_seconds for phase in result.phases))
         self.recent_queue_time.add(timings.queue_ms / 1e3)
         self.prefill.labels(priority).observe(timings.prefill_ms / 1e3)

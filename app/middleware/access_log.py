@@ -17,6 +17,7 @@ from app.errors import ApiError
 from app.identity import is_question
 from app.logs import mark_logged
 from app.middleware.operations_port import PROBES
+from app.tracing import current_trace_id
 
 logger = logging.getLogger("app.access")
 
@@ -42,7 +43,9 @@ class AccessLogMiddleware:
             return
         scope["state"]["log"] = {}
         exchange = _Exchange(scope, receive, send, self._slow_seconds)
-        bound = bind_contextvars(request_id=scope["state"]["request_id"])
+        trace_id = current_trace_id()
+        trace = {} if trace_id is None else {"trace_id": trace_id}
+        bound = bind_contextvars(request_id=scope["state"]["request_id"], **trace)
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except Exception as error:

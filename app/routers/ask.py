@@ -79,8 +79,9 @@ async def ask(request: Request, answering: AnsweringDep, store: StoreDep, settin
     `done`, or `error`. It begins when the engine has the question, so that what is wrong before is a status of its own,
     or after 15 s: from then on a comment goes out every 15 s without an event, and what is wrong is an `error` event.
     """
-    async with read_form(request, AskForm) as form:
-        files = await _files(form, store, settings.images.max_per_request)
+    with request.state.tracer.start_as_current_span("body"):
+        async with read_form(request, AskForm) as form:
+            files = await _files(form, store, settings.images.max_per_request)
     generation = GenerationRequest(
         id=request.state.request_id,
         turns=_turns(form, len(files)),
