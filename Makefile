@@ -29,6 +29,7 @@ format: $(VENV)/.dev
 
 docs: $(VENV)/.$(DEVICE)
 	$(BIN)/python docs/generate.py
+	$(BIN)/python deploy/grafana/generate.py
 
 # torch comes with what its build needs (CUDA's libraries, if it is a CUDA build); all the rest is as locked.
 $(VENV)/.$(DEVICE): $(LOCK) pyproject.toml

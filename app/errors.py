@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from app.identity import is_api
+
 PROBLEM_JSON = "application/problem+json"
 
 
@@ -56,7 +58,7 @@ class ApiError(Exception):
         """The answer to the request of `scope`; its log line and the count of rejections learn of the error."""
         state = scope.get("state", {})
         state.setdefault("log", {})["error"] = self.code
-        if (service := state.get("service")) is not None:
+        if (service := state.get("service")) is not None and is_api(scope["path"]):
             service.telemetry.rejections.labels(self.code).inc()
         retry = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         # Text that a client sent may hold what UTF-8 cannot, such as a lone surrogate; JSON's own escapes can.

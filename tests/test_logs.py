@@ -148,12 +148,8 @@ def test_lines_of_libraries_and_warnings_come_once_in_the_same_format() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.warn("old", DeprecationWarning, stacklevel=1)
-    assert [line["logger"] for line in lines(stream)] == [
-        "uvicorn.error",
-        "uvicorn.access",
-        "vllm.engine",
-        "py.warnings",
-    ]
+    # not uvicorn's access lines: the service writes its own, one for each request
+    assert [line["logger"] for line in lines(stream)] == ["uvicorn.error", "vllm.engine", "py.warnings"]
     assert "color_message" not in stream.getvalue()
 
 

@@ -3,6 +3,7 @@
 Both read the same objects, so that a figure on `/health` always equals its series.
 """
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from app.engine.inflight import Phase
 from app.engine.request import GenerationRequest, Result
 from app.engine.sampled import Sampled, resident_memory
 from app.errors import error_codes
+from app.identity import QUESTION_ROUTES
 from app.images.pool import ImagePool
 from app.tracing import current_trace_id
 from app.versions import VERSIONS
@@ -31,6 +33,7 @@ LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1)
 SIZE_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 WINDOW_SECONDS = 10.0
 LONGEST_EXEMPLAR = 64  # OpenMetrics allows 128 characters of names and values, a trace's id among them
+COMMON_OUTCOMES = ("stop", "length", "cancelled", "internal_error", "engine_error", "engine_dead")
 TOKEN_KINDS = ("prompt", "image", "cached", "reasoning", "answer")
 
 
@@ -147,6 +150,8 @@ class Telemetry:
             [*VERSIONS, "model", "device"],
             registry=registry,
         )
+        for route, each, outcome in itertools.product(QUESTION_ROUTES, CLASSES, COMMON_OUTCOMES):
+            self.requests.labels(route, each, outcome)
         for each in CLASSES:
             for family in (self.preprocess, self.prefill, self.decode, self.time_to_first_token):
                 family.labels(each)
