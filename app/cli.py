@@ -8,6 +8,7 @@ from app.commands.ask import ask
 from app.commands.check import check
 from app.commands.keys import keys
 from app.commands.serve import serve
+from app.commands.top import top
 
 app = typer.Typer(
     name="askimage",
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(ask)
+app.command()(top)
 app.command()(check)
 app.add_typer(keys)
 

@@ -10,6 +10,8 @@ import httpx
 import typer
 from rich.console import Console
 
+from app.commands.client import DEFAULT_URL, Key, Url, authorization, problem, with_scheme
+
 console = Console(highlight=False, soft_wrap=True)
 
 _NO_ANSWER = "(the output ended inside the thinking; allow more with --max-tokens)"
@@ -17,23 +19,20 @@ _NO_ANSWER = "(the output ended inside the thinking; allow more with --max-token
 
 def ask(
     words: Annotated[list[str], typer.Argument(metavar="IMAGE... QUESTION", help="Image files, then the question.")],
-    url: Annotated[str, typer.Option(help="Where the service is.")] = "http://127.0.0.1:8000",
+    url: Url = DEFAULT_URL,
     stream: Annotated[bool, typer.Option("--stream", help="Show reasoning and answer as they come.")] = False,
     thinking: Annotated[str, typer.Option(help="`auto`, or `off` for an answer at once.")] = "auto",
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of reasoning and answer.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     timeout: Annotated[int, typer.Option(min=1, help="Seconds to wait for the next byte.")] = 300,
-    key: Annotated[
-        str | None,
-        typer.Option(envvar="ASKIMAGE_AUTH__KEY", help="Key; the variable keeps it out of the shell history."),
-    ] = None,
+    key: Key = None,
     priority: Annotated[str | None, typer.Option(help="Class of service: realtime, normal or batch.")] = None,
 ) -> None:
     """Ask a running service about one or several images; the reasoning is printed dimmed.
 
     Try: `askimage ask sign.png "What does the sign say?" --stream`
     """
-    url = url if "://" in url else f"http://{url}"
+    url = with_scheme(url)
     *paths, question = words
     if not paths:
         sys.exit("askimage: give at least one image file, then the question")
@@ -43,7 +42,8 @@ def ask(
     fields: dict[str, Any] = {"question": question, "thinking": thinking, "stream": str(stream).lower()}
     fields |= {"max_tokens": max_tokens} if max_tokens is not None else {}
     fields |= {"temperature": temperature} if temperature is not None else {}
-    headers = _headers(key, priority)
+    headers = authorization(key)
+    headers |= {b"X-Priority": priority.encode("utf-8", "surrogateescape")} if priority is not None else {}
     files = [("image", (Path(path).name, Path(path).read_bytes())) for path in paths]
     try:
         with (
@@ -52,7 +52,7 @@ def ask(
         ):
             if response.status_code != 200:
                 response.read()
-                sys.exit(f"askimage: {_problem(response)}")
+                sys.exit(f"askimage: {problem(response)}")
             if stream:
                 _print_stream(response)
             else:
@@ -62,26 +62,6 @@ def ask(
         sys.exit(f"askimage: no answer from {url}: {error} (is the service there? see --url)")
     except (ValueError, KeyError, TypeError):
         sys.exit(f"askimage: {url} answers, but not as this service does")
-
-
-def _headers(key: str | None, priority: str | None) -> dict[bytes, bytes]:
-    """As bytes, because httpx takes text for ASCII."""
-    headers = {}
-    if key is not None:
-        if key.split() != [key] or not key.isprintable():
-            sys.exit("askimage: the key (--key or ASKIMAGE_AUTH__KEY) is empty, or has a space or line break in it")
-        headers[b"Authorization"] = f"Bearer {key}".encode()
-    if priority is not None:
-        headers[b"X-Priority"] = priority.encode("utf-8", "surrogateescape")
-    return headers
-
-
-def _problem(response: httpx.Response) -> str:
-    try:
-        document = response.json()
-        return f"{response.status_code} {document['title']}: {document['detail']}"
-    except (ValueError, KeyError, TypeError):
-        return f"{response.status_code}: {response.text[:500]}"
 
 
 def _print_reply(reply: dict[str, Any]) -> None:

@@ -70,6 +70,11 @@ class LiveGauges(Collector):
             (CounterMetricFamily, _GPU_COUNTERS),
         )
         readings = self._telemetry.gpus.latest
+        info = GaugeMetricFamily("askimage_gpu_info", "1 for each GPU, with its name.", labels=["gpu", "name"])
+        for reading in readings:
+            info.add_metric([str(reading.index), reading.name], 1)
+        if info.samples:
+            yield info
         for kind, fields in kinds:
             for field, text in fields.items():
                 told = [(reading.index, getattr(reading, field)) for reading in readings]

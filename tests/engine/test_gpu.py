@@ -100,7 +100,7 @@ def series(gpus: Gpus) -> dict[str, float]:
     registry = CollectorRegistry()
     Telemetry(gpus, registry)
     samples = [sample for family in registry.collect() for sample in family.samples]
-    return {each.name: each.value for each in samples if each.labels == {"gpu": "0"}}
+    return {each.name: each.value for each in samples if each.labels.get("gpu") == "0"}
 
 
 def test_a_device_tells_its_figures(gpus: Gpus) -> None:
@@ -108,6 +108,7 @@ def test_a_device_tells_its_figures(gpus: Gpus) -> None:
     assert first == WHOLE
     assert second.index == 1
     assert series(gpus) == {
+        "askimage_gpu_info": 1,
         "askimage_gpu_memory_used_bytes": 60 << 30,
         "askimage_gpu_memory_total_bytes": 140 << 30,
         "askimage_gpu_utilization_ratio": 0.75,
@@ -124,6 +125,7 @@ def test_a_device_tells_its_figures(gpus: Gpus) -> None:
 def test_what_a_device_does_not_tell_is_no_series(gpus: Gpus) -> None:
     assert gpus.readings()[0] == GpuReading(0, "H200", 60 << 30, 140 << 30, None, 64)
     assert series(gpus).keys() == {
+        "askimage_gpu_info",
         "askimage_gpu_memory_used_bytes",
         "askimage_gpu_memory_total_bytes",
         "askimage_gpu_temperature_celsius",
