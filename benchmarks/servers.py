@@ -36,12 +36,12 @@ class Server:
 
 
 @contextmanager
-def askimage(model: str, log: Path, **settings: str) -> Iterator[Server]:
-    """Our service; `settings` are its variables without their prefix."""
+def askimage(model: str, log: Path, *, module: str = "app.cli", **settings: str) -> Iterator[Server]:
+    """Our service, started by `module`; `settings` are its variables without their prefix."""
     port = _free_port()
     variables = {f"ASKIMAGE_{name}": value for name, value in settings.items()}
     variables |= {"ASKIMAGE_MODEL__PATH": model, "ASKIMAGE_SERVER__PORT": str(port)}
-    with _process([sys.executable, "-m", "app.cli", "serve"], variables, log, port, "/readyz") as process:
+    with _process([sys.executable, "-m", module, "serve"], variables, log, port, "/readyz") as process:
         yield Server("askimage", f"http://127.0.0.1:{port}", process.pid, False, Path(model).name)
 
 
